@@ -77,9 +77,9 @@ func (a Activation) String() string {
 // Rope is a table of rotary frequencies. Element i of a head is paired with element i + Rotary/2 for i < Rotary/2;
 // elements from Rotary on pass unrotated.
 type Rope struct {
-	Theta  float64         // base of the frequencies
-	Rotary int             // rotated elements of a head, even
-	Factor float64         // every frequency is divided by it: 1, or the factor of linear scaling
+	Theta  float64        // base of the frequencies
+	Rotary int            // rotated elements of a head, even
+	Factor float64        // every frequency is divided by it: 1, or the factor of linear scaling
 	Llama3 *Llama3Scaling // nil, or the scaling of rope type llama3 (Factor is then 1)
 }
 
