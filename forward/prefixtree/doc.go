@@ -1,0 +1,37 @@
+// Package prefixtree finds the prefixes that rows of tokens share, decides which of them to compute once, and lays
+// the result out as one packed row.
+//
+// It is the pure part of the planner: integers in, integers out. It reads no clock, does no I/O and starts no goroutine,
+// and every function gives the same answer for the same arguments, so that ranks which plan apart plan alike.
+//
+// There are three values, each made from the one before it:
+//
+//   - [Build] gives the [Tree] of a group of rows: the canonical radix tree, in which every stretch of tokens that a set of rows
+//     has in common is one [Segment]. It depends on the tokens and on the order of the rows, on nothing else. A segment with more
+//     than one row is a decision: its tokens may be shared or computed once per row.
+//   - [Tree.Layout] gives the [Layout] of a set of decisions: the spans of tokens that are computed, who descends from
+//     whom, and what that costs in tokens, spans and levels. [Tree.FullSharing] takes every decision: no layout has fewer tokens,
+//     and more rows never make it smaller, which is why feasibility is judged by it. [Tree.NoSharing] takes none.
+//   - [Layout.Pack] gives the [Batch]: the packed row with the position and the span of each token. [Batch.Gather] finds the tokens
+//     of a row in it again; [Batch.Check] is what a consumer asks before it trusts one.
+//
+// The search for the cheapest set of decisions under a cost table belongs here too and comes later; nothing in this package
+// prefers one layout to another.
+//
+// # Cost
+//
+// Build compares tokens and never hashes them: rows are merge-sorted with their common prefixes remembered, which looks
+// at every token about once, at the speed of a memory comparison. With T tokens in n rows it takes O(T + n log² n) time,
+// less where rows are slices of one buffer, since equal addresses are not compared. Nothing recurses, so depth costs nothing. Memory
+// beside the row lists is O(n), in a number of allocations that does not grow with T.
+//
+// # Caveats
+//
+// Slices are shared, not copied: the Rows of a segment is often a window of its parent's, a layout's spans point to the tree's row
+// lists, and a batch's spans are its layout's. Treat all of them as read-only; their capacity is clipped, so append is safe.
+//
+// Rows are listed in ascending order, as given by the caller. A child lists a subset of its parent's rows; where that subset
+// is a run of the parent's list it costs no memory. Where it is not, it is written out, and the lists of a tree hold at most one
+// number per token. That can only hurt for rows that alias each other: a chain of 100,000 prefixes of one buffer is small if the
+// rows come in order of length, and five billion numbers if they come shuffled.
+package prefixtree
