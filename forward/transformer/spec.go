@@ -125,6 +125,10 @@ const (
 	maxHeadDim      = 512 // what the attention kernels take
 	maxIntermediate = 1 << 21
 	maxTokens       = math.MaxInt32 // positions and windows
+
+	// Scales, thetas and factors outside these bounds are a broken file: the float32 arithmetic could not hold them.
+	minScalar = 1e-30
+	maxScalar = 1e30
 )
 
 // Validate checks the numbers of s against each other and against the limits of this package. The error is a
@@ -140,8 +144,7 @@ func (s *Spec) Validate() error {
 		return nil
 	}
 	positive := func(key string, v float64) error {
-		// Scales and thetas outside these bounds are a broken file; with them, no product here leaves the range of float32.
-		if !(v >= 1e-30 && v <= 1e30) {
+		if !(v >= minScalar && v <= maxScalar) {
 			return bad(key, v, "a finite number above 0")
 		}
 		return nil
