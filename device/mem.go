@@ -95,6 +95,9 @@ func (m Mem) Raw() []byte { return view[byte](m) }
 // F32 is m as float32 values; nil for a Mem without an address.
 func (m Mem) F32() []float32 { return view[float32](m) }
 
+// F64 is m as float64 values; nil for a Mem without an address.
+func (m Mem) F64() []float64 { return view[float64](m) }
+
 // I32 is m as int32 values; nil for a Mem without an address.
 func (m Mem) I32() []int32 { return view[int32](m) }
 
