@@ -1,0 +1,139 @@
+// Package forward says what a model call is: the [Input] that a caller gives and the [Output] that it gets, nested as it
+// likes ([Inputs], [Outputs]); the packed [Batch] that a [Model] is handed, and the [Footprint] in bytes of running it.
+package forward
+
+import (
+	"context"
+	"fmt"
+
+	"gorgonia.org/tensor"
+
+	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/forward/prefixtree"
+)
+
+// IgnoreLabel marks a position that is not scored: its logprob is 0.
+const IgnoreLabel = -100
+
+// GradMode says whether a request keeps a graph for a backward.
+type GradMode uint8
+
+// The grad modes. Inherit takes the mode of the call.
+const (
+	Inherit GradMode = iota
+	WithGrad
+	NoGrad
+)
+
+func (g GradMode) String() string { return [...]string{"inherit", "with grad", "no grad"}[min(g, 2)] }
+
+// Selection says which weights a request runs on. The zero value inherits the selection of the call.
+type Selection struct {
+	set  bool
+	name string
+}
+
+// BaseModel selects the base model without an adapter.
+func BaseModel() Selection { return Selection{set: true} }
+
+// Checkpoint selects the adapter that was loaded under a name.
+func Checkpoint(name string) Selection { return Selection{true, name} }
+
+// Inherits says whether s leaves the choice to the call.
+func (s Selection) Inherits() bool { return !s.set }
+
+// Name is the name of the selected adapter, or "" for the base model.
+func (s Selection) Name() string { return s.name }
+
+// Input is one request: a sequence of n tokens, and what is wanted of it. An Input that wants nothing is inactive: it costs
+// nothing and gives an Output of nils.
+type Input struct {
+	Tokens       []int32   // n >= 1 token ids, each in [0, vocabulary)
+	Targets      []int32   // nil, or n*TargetWidth labels: label i is scored against the distribution after token i; IgnoreLabel scores 0
+	TargetWidth  int       // labels per position; 0 means 1
+	TopK         int       // the largest TopK logprobs of every position; 0: none
+	Logits       bool      // the logits of every position over the whole vocabulary
+	HiddenStates bool      // the hidden state of every position after the final norm
+	Grad         GradMode  // whether a graph is kept
+	Checkpoint   Selection // which weights
+}
+
+// Active says whether the input wants any output.
+func (in *Input) Active() bool {
+	return in.Targets != nil || in.TopK > 0 || in.Logits || in.HiddenStates
+}
+
+// Width is the number of labels per position: TargetWidth, or 1 if it is 0.
+func (in *Input) Width() int { return max(1, in.TargetWidth) }
+
+// Output is the answer to one Input of n tokens. Its tensors lie in the device's memory and are valid until the result is
+// released. What was not asked for is nil.
+type Output struct {
+	TargetLogprobs *tensor.Dense // float32 [n], or [n, TargetWidth] if that is above 1
+	TopK           *TopK
+	Logits         *tensor.Dense // float32 [n, vocabulary]
+	HiddenStates   *tensor.Dense // float32 [n, hidden]
+	Checkpoint     string        // the adapter that it ran on, "" for the base model
+	NoGrad         bool          // no graph was kept
+}
+
+// TopK holds the k most likely tokens of each of n positions, most likely first; of equal ones the lower token comes first.
+type TopK struct {
+	Logprobs *tensor.Dense // float32 [n, k]
+	Tokens   *tensor.Dense // int32 [n, k]
+}
+
+// Spec is what a TrainerRank must know of a model.
+type Spec struct {
+	Name       string // for messages
+	Vocabulary int    // number of tokens
+	Hidden     int    // elements of a hidden state
+	Layers     int
+}
+
+// Batch is one group of requests, packed: the requests share one selection and one grad mode. Row r of the packed batch is Requests[r].
+type Batch struct {
+	*prefixtree.Batch
+	Requests []*Input
+	Grad     bool
+	Arena    device.Arena          // where the pass lives
+	Progress func(done, total int) // called now and then with steps done; nil: not wanted
+}
+
+// Pass is what a forward of a Batch leaves.
+type Pass struct {
+	Outputs []Output // per row of the batch
+}
+
+// Footprint is what a pass needs, in bytes, rounded as a device rounds.
+type Footprint struct {
+	Outputs         int64 // tensors handed to the caller
+	Retained        int64 // activations kept for the backward
+	Scratch         int64 // peak of the forward's intermediates
+	BackwardScratch int64 // peak of the backward's intermediates
+	Gradients       int64 // gradient accumulators
+}
+
+// Required is the peak of forward and backward, in bytes.
+func (f Footprint) Required() int64 {
+	return f.Outputs + f.Retained + max(f.Scratch, f.BackwardScratch+f.Gradients)
+}
+
+func (f Footprint) String() string {
+	return fmt.Sprintf("outputs %d + retained %d + max(scratch %d, backward %d + gradients %d) = %d bytes",
+		f.Outputs, f.Retained, f.Scratch, f.BackwardScratch, f.Gradients, f.Required())
+}
+
+// Model is what a TrainerRank wraps.
+type Model interface {
+	// Spec describes the model.
+	Spec() Spec
+	// Forward runs a batch. Between layers it honours ctx; a cancelled pass returns the context's error, wrapped.
+	Forward(ctx context.Context, b *Batch) (*Pass, error)
+}
+
+// Rehearser is a Model that can say exactly what a batch needs. The batch needs no arena.
+type Rehearser interface {
+	Model
+	Rehearse(b *Batch) (Footprint, error)
+}

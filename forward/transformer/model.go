@@ -1,0 +1,222 @@
+package transformer
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/forward/kernel"
+	"github.com/trainerrank/engine/loader"
+)
+
+// Model is a decoder over a model folder. It can be rehearsed as soon as it is opened, when no payload byte has been
+// read yet; it can run once it is loaded.
+type Model struct {
+	spec    *Spec
+	name    string
+	set     *loader.Set
+	backend *kernel.Host
+	params  []placed // in execution order
+	bytes   int64    // of the slab that holds them
+	notes   []string
+
+	dev   device.Device
+	block *device.Block // the slab; nil until it is allocated
+
+	embed, head kernel.Weight
+	finalNorm   device.Mem
+	layers      []layerWeights
+}
+
+// placed is a parameter, where it is in the folder, and where it goes: a matrix into *weight, packed; a vector into *vector, as float32.
+type placed struct {
+	Param
+	tensor *loader.Tensor
+	dtype  kernel.DType
+	weight *kernel.Weight
+	vector *device.Mem
+	offset int64 // in the slab
+	bytes  int64
+}
+
+// layerWeights are the parameters of a layer. A norm or a bias that the layer does not have is empty.
+type layerWeights struct {
+	q, k, v, o, gate, up, down                                 kernel.Weight
+	attnNorm, qNorm, kNorm, attnPostNorm, mlpNorm, mlpPostNorm device.Mem
+	qBias, kBias, vBias, oBias, gateBias, upBias, downBias     device.Mem
+}
+
+// Open reads the configuration and the headers of a model folder, checks that it holds what the decoder needs, and reads no payload. The model
+// runs on backend. The set stays open for [Model.Load] and is closed by [Model.Close].
+func Open(set *loader.Set, config []byte, name string, backend *kernel.Host) (*Model, error) {
+	spec, err := ParseConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{spec: spec, name: name, set: set, backend: backend, layers: make([]layerWeights, len(spec.Layers))}
+	have := func(name string) ([]int64, bool) {
+		t, ok := set.Tensor(name)
+		if !ok {
+			return nil, false
+		}
+		return t.Shape, true
+	}
+	params, notes, err := spec.Resolve(have)
+	if err != nil {
+		return nil, err
+	}
+	m.notes = append(append(notes, spec.Notes...), set.Warnings...)
+	for _, p := range params {
+		t, _ := set.Tensor(p.Name)
+		pl := placed{Param: p, tensor: t, offset: m.bytes}
+		switch t.DType {
+		case loader.F32:
+			pl.dtype = kernel.F32
+		case loader.BF16:
+			pl.dtype = kernel.BF16
+		case loader.F16:
+			pl.dtype = kernel.F16
+		default:
+			return nil, &DTypeError{Tensor: p.Name, DType: t.DType.String()}
+		}
+		slot := m.slot(p)
+		pl.weight, pl.vector = slot.weight, slot.vector
+		if pl.weight != nil {
+			*pl.weight = kernel.Weight{DType: pl.dtype, Out: int(p.Shape[0]), In: int(p.Shape[1])}
+			pl.bytes = kernel.WeightBytes(pl.dtype, pl.weight.Out, pl.weight.In)
+		} else {
+			pl.bytes = p.Shape[0] * 4
+		}
+		m.bytes += device.RoundAlign(pl.bytes)
+		m.params = append(m.params, pl)
+	}
+	m.bytes = device.RoundPages(m.bytes)
+	return m, nil
+}
+
+// DTypeError is a tensor stored in a type that the engine loads but does not compute with.
+type DTypeError struct {
+	Tensor, DType string
+}
+
+func (e *DTypeError) Error() string {
+	return fmt.Sprintf("open model: tensor %s is stored as %s: the engine computes with weights in F32, BF16 and F16", e.Tensor, e.DType)
+}
+
+// Hint says what to do about it.
+func (e *DTypeError) Hint() string { return "convert the folder to bfloat16" }
+
+type slot struct {
+	weight *kernel.Weight
+	vector *device.Mem
+}
+
+// slot is the place of a parameter in the model.
+func (m *Model) slot(p Param) slot {
+	switch p.Role {
+	case Embedding:
+		return slot{weight: &m.embed}
+	case Head:
+		return slot{weight: &m.head}
+	case FinalNorm:
+		return slot{vector: &m.finalNorm}
+	}
+	l := &m.layers[p.Layer]
+	switch p.Role {
+	case Query:
+		return slot{weight: &l.q}
+	case Key:
+		return slot{weight: &l.k}
+	case Value:
+		return slot{weight: &l.v}
+	case AttentionOut:
+		return slot{weight: &l.o}
+	case Gate:
+		return slot{weight: &l.gate}
+	case Up:
+		return slot{weight: &l.up}
+	case Down:
+		return slot{weight: &l.down}
+	}
+	return slot{vector: map[Role]*device.Mem{
+		AttentionNorm: &l.attnNorm, QueryNorm: &l.qNorm, KeyNorm: &l.kNorm, AttentionPostNorm: &l.attnPostNorm,
+		MLPNorm: &l.mlpNorm, MLPPostNorm: &l.mlpPostNorm, QueryBias: &l.qBias, KeyBias: &l.kBias, ValueBias: &l.vBias,
+		AttentionOutBias: &l.oBias, GateBias: &l.gateBias, UpBias: &l.upBias, DownBias: &l.downBias,
+	}[p.Role]}
+}
+
+// Spec describes the model to a TrainerRank.
+func (m *Model) Spec() forward.Spec {
+	return forward.Spec{Name: m.name, Vocabulary: m.spec.Vocab, Hidden: m.spec.Hidden, Layers: len(m.spec.Layers)}
+}
+
+// Decoder is the decoder as data.
+func (m *Model) Decoder() *Spec { return m.spec }
+
+// Notes are what a reader of the results should know: oddities of the folder, and weights that are not finite.
+func (m *Model) Notes() []string { return m.notes }
+
+// Backend is what the model runs on.
+func (m *Model) Backend() kernel.Backend { return m.backend }
+
+// WeightBytes is what the weights take on a device, in bytes.
+func (m *Model) WeightBytes() int64 { return m.bytes }
+
+// Device is the device that the weights were placed on, or nil before that.
+func (m *Model) Device() device.Device { return m.dev }
+
+// Rehearse says exactly what a forward of b needs: it runs the forward on an arena that only counts and a backend that does
+// nothing.
+func (m *Model) Rehearse(b *forward.Batch) (forward.Footprint, error) {
+	c := device.NewCounter()
+	if _, err := m.run(context.Background(), b, c, kernel.Rehearsal(m.backend.Threads())); err != nil {
+		return forward.Footprint{}, err
+	}
+	s := c.Sizes()
+	return forward.Footprint{Outputs: s[device.Outputs], Retained: s[device.Retained], Scratch: s[device.Scratch], Gradients: s[device.Gradients]}, nil
+}
+
+// Forward runs b inside b.Arena.
+func (m *Model) Forward(ctx context.Context, b *forward.Batch) (pass *forward.Pass, err error) {
+	if m.block == nil {
+		return nil, fmt.Errorf("forward: the weights of %s are not loaded", m.name)
+	}
+	if b.Arena == nil {
+		return nil, fmt.Errorf("forward: the batch has no arena")
+	}
+	err = m.backend.Do(func() error {
+		pass, err = m.run(ctx, b, b.Arena, m.backend)
+		return err
+	})
+	return pass, err
+}
+
+// Close gives the weights back to the device and closes the folder. It does not close the backend.
+func (m *Model) Close() error {
+	if m.block != nil {
+		m.block.Free()
+		m.block = nil
+	}
+	return m.set.Close()
+}
+
+func (a Attention) kernel() kernel.Attention {
+	return kernel.Attention{Heads: a.Heads, KVHeads: a.KVHeads, HeadDim: a.HeadDim, Window: a.Window, Scale: float32(a.Scale)}
+}
+
+func (a Activation) kernel() kernel.Activation {
+	if a == GELUTanh {
+		return kernel.GELUTanh
+	}
+	return kernel.SiLU
+}
+
+// maxPosition is the largest position of a batch plus one.
+func maxPosition(b *forward.Batch) int {
+	n := 0
+	for _, s := range b.Spans {
+		n = max(n, s.End)
+	}
+	return n
+}

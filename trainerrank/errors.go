@@ -1,0 +1,55 @@
+package trainerrank
+
+import (
+	"fmt"
+
+	"github.com/trainerrank/engine/device"
+)
+
+// InputError is an input that breaks a rule of a call. Nothing was planned.
+type InputError struct {
+	Path    string // which input: "inputs[2][0]"
+	Problem string
+}
+
+func (e *InputError) Error() string { return e.Path + ": " + e.Problem }
+
+// MemoryError is the refusal of a call that does not fit, before anything ran. All numbers belong to one and the same plan.
+type MemoryError struct {
+	PredictedPeakBytes  int64 // bytes that the call needs beside what is allocated
+	UsableLimitBytes    int64 // bytes that it may use
+	Suggestion          string
+	PackedTokens        int
+	LogicalTokens       int
+	Requests            int
+	Rungs               []Rung       // each plan that was tried
+	Shares              device.Sizes // PredictedPeakBytes by purpose
+	SmallestBudgetBytes int64        // usable bytes with which the call is admitted, one less it is not
+	LargestPrefix       int          // the first so many inputs, in the caller's order, fit now
+	Telemetry           Telemetry
+}
+
+func (e *MemoryError) Error() string {
+	why := "a whole call is the only plan so far: splitting is not built yet"
+	if e.Requests == 1 {
+		why = "a single request cannot be split"
+	}
+	return fmt.Sprintf("forward is predicted to exceed available memory: unable to find a feasible split (%s): predicted_peak_bytes=%d usable_limit_bytes=%d packed_tokens=%d logical_tokens=%d",
+		why, e.PredictedPeakBytes, e.UsableLimitBytes, e.PackedTokens, e.LogicalTokens)
+}
+
+// Hint says what would fit.
+func (e *MemoryError) Hint() string { return e.Suggestion }
+
+// SlotStateError is a slot that is not in a state for what was asked of it.
+type SlotStateError struct {
+	Slot   string
+	Reason string
+}
+
+func (e *SlotStateError) Error() string { return fmt.Sprintf("checkpoint %q: %s", e.Slot, e.Reason) }
+
+// RuntimeSupportError is a way of running that the engine cannot run.
+type RuntimeSupportError struct{ Reason string }
+
+func (e *RuntimeSupportError) Error() string { return e.Reason }

@@ -1,0 +1,233 @@
+// Package trainerrank runs the forwards of one trainer rank inside a byte budget.
+//
+// A [TrainerRank] wraps a model call. [TrainerRank.DPRankForward] takes requests, nested as the caller likes, packs those that share
+// prefixes so that shared tokens are computed once, says exactly how many bytes the call needs, reserves them or
+// refuses before anything runs ([*MemoryError]), runs, and gives the answers back in the caller's order and nesting. An answer
+// has the same bits whatever else was in the call.
+//
+// Not built yet: calls that are split, gradients, and checkpoints beside the base model. Asking for one is a typed error.
+package trainerrank
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/forward"
+)
+
+// TrainerRank runs calls of one model on one device. Its methods may be called from several goroutines; calls run one at a time.
+type TrainerRank struct {
+	model forward.Model
+	exact forward.Rehearser
+	dev   device.Device
+	turn  chan struct{} // holds one token: the right to run a call
+
+	mu   sync.Mutex
+	last *Telemetry
+}
+
+// New wraps a model. The device is that of the model's weights unless [WithDevice] names one. A model that cannot rehearse its
+// calls is refused: pricing by observation is not built yet.
+func New(m forward.Model, opts ...Option) (*TrainerRank, error) {
+	t := &TrainerRank{model: m, turn: make(chan struct{}, 1)}
+	for _, o := range opts {
+		o(t)
+	}
+	var ok bool
+	if t.exact, ok = m.(forward.Rehearser); !ok {
+		return nil, &RuntimeSupportError{"new trainer rank: the model cannot rehearse a call, and pricing without a rehearsal is not built yet"}
+	}
+	if placed, ok := m.(interface{ Device() device.Device }); ok && t.dev == nil {
+		t.dev = placed.Device()
+	}
+	if t.dev == nil {
+		return nil, fmt.Errorf("new trainer rank: no device: place the model on one, or use WithDevice")
+	}
+	return t, nil
+}
+
+// Telemetry is what happened in one call.
+type Telemetry struct {
+	PlanningTime             time.Duration
+	SubforwardCount          int
+	SubforwardRequestIndices [][]int // in execution order
+	SelectedMaxDepth         int
+	PackedTokens             int
+	LogicalTokens            int
+	PredictedPeakBytes       int64 // of the call, beside what was allocated before it
+	UsableLimitBytes         int64
+	ObservedPeakBytes        int64 // most bytes of the call in use at one moment; 0 if it did not run
+	RetainedBytes            int64 // in use after the call, until the result is released
+	Basis                    Basis
+	Retention                string
+}
+
+// LastForwardTelemetry is the telemetry of the last call that was planned, refused ones included. Before the first it is an error.
+func (t *TrainerRank) LastForwardTelemetry() (Telemetry, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.last == nil {
+		return Telemetry{}, errors.New("last forward telemetry: no call was planned yet")
+	}
+	return *t.last, nil
+}
+
+func (t *TrainerRank) record(tel Telemetry) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.last = &tel
+}
+
+func telemetry(a *Admission) Telemetry {
+	depth := 0
+	for _, l := range a.Layout {
+		depth = max(depth, l.Depth)
+	}
+	return Telemetry{
+		PlanningTime: a.PlanningTime, SubforwardCount: len(a.SubforwardRequestIndices), SubforwardRequestIndices: a.SubforwardRequestIndices,
+		SelectedMaxDepth: depth, PackedTokens: a.PackedTokens, LogicalTokens: a.LogicalTokens, PredictedPeakBytes: a.PredictedPeakBytes,
+		UsableLimitBytes: a.UsableLimitBytes, Basis: a.Basis, Retention: a.Retention,
+	}
+}
+
+// Result holds the answers to one call. Its outputs lie in device memory until Release.
+type Result struct {
+	Outputs   forward.Outputs
+	Telemetry Telemetry
+
+	held    *holding
+	cleanup runtime.Cleanup
+}
+
+// holding is the memory of a result, apart from it so that an abandoned result can be collected.
+type holding struct {
+	once sync.Once
+	res  *device.Reservation
+}
+
+func (h *holding) release() {
+	h.once.Do(func() {
+		if h.res != nil {
+			h.res.Release()
+		}
+	})
+}
+
+// Release gives the memory of the outputs back; their tensors must not be used after it. Further calls do nothing. A result that
+// is abandoned is released by the collector, some time later.
+func (r *Result) Release() {
+	r.cleanup.Stop()
+	r.held.release()
+}
+
+// lock waits for the turn of a call.
+func (t *TrainerRank) lock(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("forward: %w", err)
+	}
+	select {
+	case t.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("forward: waiting for the call before: %w", ctx.Err())
+	}
+}
+
+// Plan says whether a call would fit now, and how it would run. It runs nothing and reserves nothing.
+func (t *TrainerRank) Plan(ctx context.Context, in forward.Inputs, opts ...CallOption) (*Admission, error) {
+	c, err := t.newCall(in, opts)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.lock(ctx); err != nil {
+		return nil, err
+	}
+	defer func() { <-t.turn }()
+	a, _, err := t.admit(ctx, c, t.dev.Free())
+	return a, err
+}
+
+// DPRankForward runs one call on this rank. The outputs have the nesting of the inputs. What does not fit is refused with a
+// [*MemoryError], and what breaks a rule with an [*InputError], before anything runs; after any error the device holds what it held before.
+func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts ...CallOption) (*Result, error) {
+	c, err := t.newCall(in, opts)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.lock(ctx); err != nil {
+		return nil, err
+	}
+	defer func() { <-t.turn }()
+	if len(c.inputs) == 0 { // disturbs nothing, the telemetry included
+		return &Result{held: &holding{}, Outputs: in.Shape(nil)}, nil
+	}
+	a, p, err := t.admit(ctx, c, t.dev.Free())
+	if err != nil {
+		return nil, err
+	}
+	tel := telemetry(a)
+	t.record(tel)
+	if a.Verdict == Refused {
+		e := c.refusal(a)
+		e.Telemetry = tel
+		return nil, e
+	}
+	flat := make([]*forward.Output, len(c.inputs))
+	for i := range flat {
+		flat[i] = &forward.Output{NoGrad: true}
+	}
+	res := &Result{held: &holding{}}
+	if p != nil {
+		if err := t.run(ctx, c, a, p, flat, res.held, &tel); err != nil {
+			return nil, err
+		}
+	}
+	t.record(tel)
+	res.Telemetry, res.Outputs = tel, in.Shape(flat)
+	res.cleanup = runtime.AddCleanup(res, (*holding).release, res.held)
+	return res, nil
+}
+
+// run reserves the bytes of a plan and runs it. The outputs stay in held.
+func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, p *plan, flat []*forward.Output, held *holding, tel *Telemetry) (err error) {
+	res, err := t.dev.Reserve(a.Shares)
+	if err != nil {
+		return c.asMemoryError(a, err)
+	}
+	defer func() {
+		// A slab that is too small is a fault of the rehearsal: an error of this call, not the end of the process.
+		var over *device.OverrunError
+		if r := recover(); r != nil {
+			e, ok := r.(error)
+			if !ok || !errors.As(e, &over) {
+				res.Release()
+				panic(r)
+			}
+			err = fmt.Errorf("forward: the call outgrew its reservation: %w", over)
+		}
+		if err != nil {
+			res.Release()
+		}
+	}()
+	p.batch.Arena = res
+	pass, err := t.model.Forward(ctx, p.batch)
+	if err != nil {
+		return fmt.Errorf("forward: %w", err)
+	}
+	if len(pass.Outputs) != len(p.requests) {
+		return fmt.Errorf("forward: the model gave %d outputs for %d requests", len(pass.Outputs), len(p.requests))
+	}
+	tel.ObservedPeakBytes = res.Peak()
+	res.ReleaseScratch()
+	tel.RetainedBytes = res.Used().Total()
+	for i, r := range p.requests {
+		flat[r] = &pass.Outputs[i]
+	}
+	held.res = res
+	return nil
+}
