@@ -137,7 +137,11 @@ func (b *Batch) checkOffsets() *CheckError {
 func (b *Batch) checkSizes() *CheckError {
 	n := 0
 	for i := range b.Spans {
-		n += b.Spans[i].Len()
+		s := &b.Spans[i]
+		if s.Len() > len(b.Tokens)-n { // so that no sum of lengths overflows
+			return broken(Sizes, i, len(b.Tokens)-n, s.Len())
+		}
+		n += s.Len()
 	}
 	for _, got := range []int{len(b.Tokens), len(b.Positions), len(b.SegmentOf)} {
 		if got != n {

@@ -1,0 +1,71 @@
+package prefixtree
+
+import (
+	"math/rand/v2"
+	"testing"
+)
+
+// grpo makes the rows of a usual training step: groups of rows with one prompt each, behind a common system prompt. No two rows share memory.
+func grpo(groups, perGroup, system, prompt, completion int) [][]int32 {
+	rng := rand.New(rand.NewPCG(7, 7))
+	draw := func(n int) []int32 {
+		tokens := make([]int32, n)
+		for i := range tokens {
+			tokens[i] = rng.Int32N(151_936)
+		}
+		return tokens
+	}
+	var rows [][]int32
+	common := draw(system)
+	for range groups {
+		own := draw(prompt)
+		for range perGroup {
+			row := make([]int32, 0, system+prompt+completion)
+			rows = append(rows, append(append(append(row, common...), own...), draw(completion)...))
+		}
+	}
+	return rows
+}
+
+var shapes = []struct {
+	name string
+	rows func() [][]int32
+}{
+	{"16x172032", func() [][]int32 { return grpo(2, 8, 2048, 8192, 512) }},
+	{"128x1.2M", func() [][]int32 { return grpo(16, 8, 1024, 7351, 1000) }},
+	{"1024x10M", func() [][]int32 { return grpo(64, 16, 2048, 7168, 550) }},
+	{"10M_in_1M_rows", func() [][]int32 { return grpo(125_000, 8, 2, 4, 4) }},
+	{"chain100000", func() [][]int32 { return chain(100_000) }},
+}
+
+// BenchmarkPlan is what every call pays: tree, full-sharing layout, packed row. The tree alone and the check stand beside it.
+func BenchmarkPlan(b *testing.B) {
+	for _, s := range shapes {
+		b.Run(s.name, func(b *testing.B) {
+			rows := s.rows()
+			logical := mustBuild(b, rows).Logical
+			stage := func(name string, f func()) {
+				b.Run(name, func(b *testing.B) {
+					b.ReportAllocs()
+					for b.Loop() {
+						f()
+					}
+					b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(logical), "ns/token")
+				})
+			}
+			tree := mustBuild(b, rows)
+			full := tree.FullSharing()
+			batch, err := full.Pack(rows)
+			if err != nil {
+				b.Fatal(err)
+			}
+			stage("build", func() { mustBuild(b, rows) })
+			stage("layout", func() { tree.FullSharing() })
+			stage("pack", func() { full.Pack(rows) })
+			stage("all", func() { mustBuild(b, rows).FullSharing().Pack(rows) })
+			if s.name != "chain100000" { // its row lists hold five billion numbers
+				stage("check", func() { batch.Check() })
+			}
+		})
+	}
+}
