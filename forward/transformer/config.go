@@ -41,6 +41,12 @@ func ParseConfig(data []byte) (*Spec, error) {
 	if err := parse(r, s); err != nil {
 		return nil, err
 	}
+	if more := r.shared.unknown - maxUnknown; more > 0 {
+		s.note("%d more keys are not known and are ignored", more)
+	}
+	if a := r.shared.assumed; len(a) > 0 {
+		s.note("not in config.json, so as transformers assumes: %s", strings.Join(a, ", "))
+	}
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
@@ -55,17 +61,17 @@ func parse(r *reader, s *Spec) error {
 	f := families[kind]
 	if kind != gemma3Wrapper {
 		if f == nil {
-			return &UnsupportedError{Key: r.path("model_type"), Value: quoted(kind), Why: whyNotFamily(kind), Hint: "families: " + familyNames()}
+			return &UnsupportedError{Key: r.path("model_type"), Value: quoted(kind), Why: whyNotFamily(kind), Advice: "families: " + familyNames()}
 		}
 		r.build(f, s, nil)
 		return r.err()
 	}
 
 	// A vision-language model around a text model: the text model is wanted, the rest is left aside.
-	r.refuse()
 	f = families["gemma3_text"]
-	r.architectures(f)
 	text := r.get("text_config")
+	r.refuse()
+	r.architectures(f)
 	if text.Kind() != strictjson.Object {
 		r.fail(&ConfigError{Key: r.path("text_config"), Found: shown(text), Wanted: "an object"})
 		return r.err()
@@ -76,7 +82,7 @@ func parse(r *reader, s *Spec) error {
 	inner := r.sub("text_config", text)
 	if v := inner.get("model_type"); v.Kind() != strictjson.Missing {
 		if t := inner.text("model_type"); families[t] != f && !r.failed() {
-			r.fail(&UnsupportedError{Key: inner.path("model_type"), Value: quoted(t), Why: whyNotFamily(t), Hint: "inside gemma3 only gemma3_text is run"})
+			r.fail(&UnsupportedError{Key: inner.path("model_type"), Value: quoted(t), Why: whyNotFamily(t), Advice: "inside gemma3 only gemma3_text is run"})
 		}
 	}
 	if r.failed() {
@@ -95,7 +101,10 @@ func (r *reader) modelType() string {
 	if a := r.get("architectures").Items(); len(a) == 1 {
 		name, _ := a[0].Text()
 		for kind, f := range families {
-			if slices.Contains(f.architectures, name) && f.name == "gemma3" == strings.HasPrefix(kind, "gemma3") {
+			if slices.Contains(f.architectures, name) {
+				if _, nested := r.obj.Get("text_config"); nested && f.gemma {
+					kind = gemma3Wrapper
+				}
 				r.spec.note("model_type is not in config.json: %s, by its architecture", kind)
 				return kind
 			}
@@ -239,10 +248,10 @@ func (r *reader) architectures(f *family) {
 		case slices.Contains(f.architectures, name):
 		case strings.Contains(name, "Classification") || strings.Contains(name, "Reward") || strings.Contains(name, "QuestionAnswering"):
 			r.fail(&UnsupportedError{Key: key, Value: quoted(name), Why: "its head is not a language model's",
-				Hint: "the body can be run from a folder saved as " + f.architectures[0]})
+				Advice: "the body can be run from a folder saved as " + f.architectures[0]})
 		default:
 			r.fail(&UnsupportedError{Key: key, Value: quoted(name), Why: "the model_type is " + f.name + "'s, the architecture another",
-				Hint: "wanted one of " + strings.Join(f.architectures, ", ")})
+				Advice: "wanted one of " + strings.Join(f.architectures, ", ")})
 		}
 	}
 }
@@ -255,7 +264,7 @@ func (r *reader) tied(f *family, outer *reader) bool {
 		a, b := r.boolOr(key, f.tied), outer.boolOr(key, f.tied)
 		if a != b {
 			r.fail(&ConfigError{Key: r.path(key), Found: fmt.Sprint(a), Wanted: fmt.Sprintf("%v, as %s says", b, outer.path(key)),
-				Hint: "make both say whether the head is the embedding"})
+				Advice: "make both say whether the head is the embedding"})
 		}
 		return a
 	case theirs:
@@ -306,14 +315,14 @@ func (r *reader) headDim(f *family, hidden, heads int) int {
 		}
 	}
 	if dim%2 != 0 {
-		r.fail(&ConfigError{Key: r.path(key), Found: fmt.Sprint(dim), Wanted: "an even number", Hint: "rotary positions pair the elements of a head"})
+		r.fail(&ConfigError{Key: r.path(key), Found: fmt.Sprint(dim), Wanted: "an even number", Advice: "rotary positions pair the elements of a head"})
 	}
 	return dim
 }
 
 func (r *reader) activation(f *family) Activation {
 	refuse := func(key, name, wanted string) {
-		r.fail(&UnsupportedError{Key: r.path(key), Value: quoted(name), Why: "another activation", Hint: f.name + " runs with " + wanted})
+		r.fail(&UnsupportedError{Key: r.path(key), Value: quoted(name), Why: "another activation", Advice: f.name + " runs with " + wanted})
 	}
 	if f.gemma {
 		const wanted = "gelu_pytorch_tanh"
@@ -366,7 +375,7 @@ func (r *reader) layerTypes(n int) (sliding []bool) {
 			return nil
 		}
 		if name != "full_attention" && name != "sliding_attention" {
-			r.fail(&UnsupportedError{Key: at, Value: quoted(name), Why: whyNotLayer(name), Hint: "full_attention and sliding_attention are run"})
+			r.fail(&UnsupportedError{Key: at, Value: quoted(name), Why: whyNotLayer(name), Advice: "full_attention and sliding_attention are run"})
 			return nil
 		}
 		sliding = append(sliding, name == "sliding_attention")
@@ -389,7 +398,7 @@ func (r *reader) each(n, w int, slides func(i int) bool) []int {
 		if slides(i) {
 			if w == 0 {
 				r.fail(&ConfigError{Key: r.path("sliding_window"), Found: "none in force",
-					Wanted: fmt.Sprintf("a width, since layer %d is to slide", i), Hint: "see layer_types, sliding_window and use_sliding_window"})
+					Wanted: fmt.Sprintf("a width, since layer %d is to slide", i), Advice: "see layer_types, sliding_window and use_sliding_window"})
 				return out
 			}
 			out[i] = w
@@ -433,7 +442,7 @@ func mistralWindows(r *reader, f *family, n int) []int {
 		if slides != (w > 0) {
 			r.fail(&ConfigError{Key: fmt.Sprintf("%s[%d]", r.path("layer_types"), i), Found: fmt.Sprintf("sliding: %v", slides),
 				Wanted: fmt.Sprintf("sliding: %v, as sliding_window says of every layer", w > 0),
-				Hint:   "transformers ignores layer_types in mistral; a model with mixed layers is a ministral"})
+				Advice: "transformers ignores layer_types in mistral; a model with mixed layers is a ministral"})
 		}
 	}
 	return r.each(n, w, func(int) bool { return w > 0 })
@@ -453,7 +462,7 @@ func gemmaWindows(r *reader, f *family, n int) []int {
 	if r.set("_sliding_window_pattern") {
 		if p := r.count("_sliding_window_pattern", maxTokens); p != pattern && !r.failed() {
 			r.fail(&ConfigError{Key: r.path("_sliding_window_pattern"), Found: fmt.Sprint(p), Wanted: fmt.Sprint(pattern),
-				Hint: "say in layer_types which layers slide"})
+				Advice: "say in layer_types which layers slide"})
 		}
 	}
 	if r.failed() {

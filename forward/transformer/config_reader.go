@@ -20,8 +20,13 @@ type reader struct {
 
 // outcome is common to the readers of one file.
 type outcome struct {
-	err error
+	err     error
+	assumed []string // "key value" of what config.json is silent about
+	unknown int      // keys noted as unknown
 }
+
+// maxUnknown bounds the notes about unknown keys: a hostile file may hold a million.
+const maxUnknown = 20
 
 func newReader(s *Spec, prefix string, obj strictjson.Value) *reader {
 	return &reader{spec: s, prefix: prefix, obj: obj, seen: map[string]bool{}, shared: new(outcome)}
@@ -68,9 +73,9 @@ func (r *reader) wrong(key, wanted string) {
 	r.fail(&ConfigError{Key: r.path(key), Found: shown(r.get(key)), Wanted: wanted})
 }
 
-// assume notes that config.json is silent about key.
+// assume remembers that config.json is silent about key.
 func (r *reader) assume(key string, v any) {
-	r.spec.note("%s is not in config.json: %v, as transformers assumes", r.path(key), v)
+	r.shared.assumed = append(r.shared.assumed, fmt.Sprintf("%s %v", r.path(key), v))
 }
 
 // number is a whole number from low to high that must be there.
@@ -149,7 +154,8 @@ func (r *reader) object(key string) *reader {
 	return r.sub(key, v)
 }
 
-// refuse looks for keys that are known to change the arithmetic, and whose value says that they do.
+// refuse looks for keys that are known to change the arithmetic, and whose value says that they do. A key that was read
+// before is left out.
 func (r *reader) refuse() {
 	for _, m := range r.obj.Members() {
 		rule, known := refusals[m.Key]
@@ -162,7 +168,7 @@ func (r *reader) refuse() {
 			harmless = rule.harmless
 		}
 		if !harmless(m.Value) {
-			r.fail(&UnsupportedError{Key: r.path(m.Key), Value: shown(m.Value), Why: rule.why, Hint: rule.hint})
+			r.fail(&UnsupportedError{Key: r.path(m.Key), Value: shown(m.Value), Why: rule.why, Advice: rule.hint})
 		}
 	}
 }
@@ -176,9 +182,11 @@ func (r *reader) leftovers() {
 		switch m.Value.Kind() {
 		case strictjson.Number, strictjson.Bool: // false is neutral
 			r.fail(&UnsupportedError{Key: r.path(m.Key), Value: shown(m.Value), Why: "the key is not known, and a number or a switch may change the arithmetic",
-				Hint: "if it changes nothing in a forward, remove it from config.json"})
+				Advice: "if it changes nothing in a forward, remove it from config.json"})
 		default:
-			r.spec.note("%s is not known and is ignored", r.path(m.Key))
+			if r.shared.unknown++; r.shared.unknown <= maxUnknown {
+				r.spec.note("%s is not known and is ignored", r.path(m.Key))
+			}
 		}
 	}
 }

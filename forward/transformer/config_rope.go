@@ -45,7 +45,7 @@ func (r *reader) ropes(f *family, dim int) (full, local Rope) {
 		}
 		if scaled != nil && !full.equal(old) {
 			r.fail(&ConfigError{Key: r.path("rope_scaling"), Found: fmt.Sprintf("%+v", old), Wanted: fmt.Sprintf("%+v, as rope_parameters says", full),
-				Hint: "remove one of the two"})
+				Advice: "remove one of the two"})
 		}
 	}
 	if !said {
@@ -69,7 +69,7 @@ func (r *reader) layerRope(key string) *reader {
 	out := r.object(key)
 	if out == nil && !r.failed() {
 		r.fail(&ConfigError{Key: r.path(key), Found: shown(r.get(key)), Wanted: "an object with rope_type and rope_theta",
-			Hint: "this family has a rotary table per layer type"})
+			Advice: "this family has a rotary table per layer type"})
 	}
 	return out
 }
@@ -105,7 +105,7 @@ func (r *reader) rope(base Rope, fixed bool) Rope {
 		// A factor is left over where someone switched the scaling off; one that is in force would be a scaling.
 		if r.set("factor") && r.positive("factor") != 1 {
 			r.fail(&ConfigError{Key: r.path("factor"), Found: shown(r.get("factor")), Wanted: "none with rope type default",
-				Hint: "name the rope_type, or remove the factor"})
+				Advice: "name the rope_type, or remove the factor"})
 		}
 		r.get("original_max_position_embeddings")
 	case "linear":
@@ -124,7 +124,7 @@ func (r *reader) rope(base Rope, fixed bool) Rope {
 		out.Llama3 = l
 	default:
 		why, hint := whyNotRope(kind)
-		r.fail(&UnsupportedError{Key: r.path(key), Value: quoted(kind), Why: why, Hint: hint})
+		r.fail(&UnsupportedError{Key: r.path(key), Value: quoted(kind), Why: why, Advice: hint})
 	}
 	r.leftovers()
 	return out

@@ -73,8 +73,8 @@ const (
 	hintQuantised  = "use the folder that holds the weights in bf16, f16 or f32"
 )
 
-// refusals are keys, at the top or in rope parameters, that stand for arithmetic which a Spec cannot say. Families that can
-// read one of them do so before, and it is then not looked at here.
+// refusals are keys, at the top or in rope parameters, that stand for arithmetic which a Spec cannot say. A family
+// that can run one of them reads it before, and it is then not looked at here.
 var refusals = map[string]refusal{
 	"attn_logit_softcapping":  {why: whySoftcap, harmless: isNull},
 	"final_logit_softcapping": {why: whySoftcap, harmless: isNull},
@@ -111,6 +111,9 @@ var refusals = map[string]refusal{
 	"parallel_attn":               {why: "attention and feed-forward side by side"},
 	"norm_type":                   {why: "another norm", harmless: oneOf("rmsnorm", "rms_norm", "rms", "")},
 	"pruned_heads":                {why: "heads taken out of the weights"},
+	"text_config":                 {why: "another model's configuration inside this one"},
+	"language_config":             {why: "another model's configuration inside this one"},
+	"llm_config":                  {why: "another model's configuration inside this one"},
 	"block_configs":               {why: "layers that differ in size"},
 	"per_layer_config":            {why: "layers that differ in size"},
 	"attn_config":                 {why: "attention described in another family's terms"},
@@ -159,7 +162,7 @@ var refusals = map[string]refusal{
 
 // ignored says that a key changes nothing in a forward over whole sequences: training, generation, bookkeeping.
 func ignored(key string) bool {
-	for _, tail := range []string{"_dropout", "_pdrop", "_dropout_prob", "_token_id", "_token_ids", "_token_index", "_token"} {
+	for _, tail := range []string{"_dropout", "_pdrop", "_dropout_prob", "_token_id", "_token_ids", "_token_index"} {
 		if strings.HasSuffix(key, tail) {
 			return true
 		}
@@ -174,14 +177,14 @@ var harmless = func() map[string]bool {
 		`_name_or_path name_or_path architectures model_type transformers_version transformers.js_config auto_map _commit_hash
 		is_llama_config is_mistral_config unsloth_version unsloth_fixed base_model_name base_model_name_or_path license author language tags`,
 		// memory, speed, return values
-		`use_cache cache_implementation cache_config layer_types_cache _attn_implementation attn_implementation _attn_implementation_autoset
+		`use_cache cache_implementation cache_config _attn_implementation attn_implementation _attn_implementation_autoset
 		_attn_implementation_internal attention_implementation _flash_attn_2_enabled use_flash_attn use_flash_attention_2 use_flash_attention
 		use_sdpa return_dict output_attentions output_hidden_states torchscript use_bfloat16 fp16 bf16 fp32 dtype torch_dtype low_cpu_mem_usage
 		gradient_checkpointing use_gradient_checkpointing chunk_size_feed_forward pretraining_tp tensor_parallel sequence_parallel
 		num_logits_to_keep logits_to_keep experts_implementation _experts_implementation max_window_layers disable_exllama`,
 		// training
 		`initializer_range initializer_factor initializer_cutoff_factor dropout use_dropout layerdrop neftune_noise_alpha label_smoothing
-		router_aux_loss_coef aux_loss_alpha output_router_logits z_loss_coefficient z_loss rescale_prenorm_residual mup_init keys_to_ignore_at_inference`,
+		router_aux_loss_coef aux_loss_alpha output_router_logits keys_to_ignore_at_inference`,
 		// tokens and lengths
 		`vocab_file tokenizer_class tokenizer_path tokenizer_model_max_length model_max_length max_sequence_length max_seq_len seq_length
 		max_length min_length pad_token_idx image_seq_length mm_tokens_per_image prefix sep_token eos_token bos_token`,
@@ -203,18 +206,17 @@ var harmless = func() map[string]bool {
 // whyNotFamily says what a model_type that is not run would need.
 func whyNotFamily(kind string) string {
 	for _, k := range []struct{ kinds, why string }{
-		{"qwen3_next qwen3_5_moe qwen3_5_moe_text kimi_linear bailing_moe_linear", whyRecurrent + " and " + whyExperts},
-		{"qwen3_5 qwen3_5_text olmo_hybrid", whyRecurrent},
+		{"qwen3_next qwen3_5_moe qwen3_5_moe_text", whyRecurrent + " and " + whyExperts},
+		{"qwen3_5 qwen3_5_text", whyRecurrent},
 		{"qwen3_moe qwen2_moe qwen3_vl_moe qwen3_vl_moe_text qwen3_omni_moe mixtral dbrx olmoe phimoe gpt_oss granitemoe minimax_m2 ernie4_5_moe glm4_moe " +
 			"dots1 hunyuan_v1_moe flex_olmo bailing_moe arctic jetmoe llama4 llama4_text", whyExperts},
 		{"deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm4_moe_lite longcat_flash minicpm3 youtu", whyLatent + " and, in most, " + whyExperts},
-		{"mamba mamba2 falcon_mamba rwkv recurrent_gemma xlstm", "recurrent layers only"},
-		{"jamba bamba zamba zamba2 nemotron_h falcon_h1 granitemoehybrid lfm2 lfm2_moe minimax plamo2", "recurrent or convolutional layers"},
-		{"gemma2 vaultgemma", "soft caps on scores and logits"},
+		{"mamba mamba2 falcon_mamba rwkv recurrent_gemma xlstm kimi_linear jamba bamba zamba zamba2 nemotron_h falcon_h1 granitemoehybrid lfm2 lfm2_moe minimax plamo2", "recurrent or convolutional layers"},
+		{"gemma2", "soft caps on scores and logits"},
 		{"gemma", "the first Gemma, for which no golden data proves a mapping"},
-		{"gemma3n gemma3n_text gemma4 gemma4_text", "per-layer embeddings and shared keys and values"},
-		{"granite", whyMuP},
-		{"minicpm cohere cohere2", whyMuP + ", and other norms"},
+		{"gemma3n gemma3n_text", "per-layer embeddings and shared keys and values"},
+		{"granite minicpm", whyMuP},
+		{"cohere cohere2", whyMuP + ", and other norms"},
 		{"olmo olmo2 olmo3 glm glm4 nemotron stablelm starcoder2 gpt2 gpt_neo gpt_neox gptj opt bloom falcon mpt phi persimmon exaone exaone4 codegen " +
 			"xglm bert roberta modernbert", "other norms, residual order or positions"},
 		{"phi3 phi4mm", "fused projections and long rope"},

@@ -166,22 +166,25 @@ func (s *Spec) Resolve(have func(name string) (shape []int64, ok bool)) ([]Param
 		want[p.Name] = true
 		shape, ok := have(p.Name)
 		if !ok {
-			return nil, nil, &TensorError{Name: p.Name, Wanted: p.Shape, Hint: missingHint(*p, have)}
+			return nil, nil, &TensorError{Name: p.Name, Wanted: p.Shape, Advice: missingHint(*p, have)}
 		}
 		if !slices.Equal(shape, p.Shape) {
-			return nil, nil, &TensorError{Name: p.Name, Present: true, Found: slices.Clone(shape), Wanted: p.Shape, Hint: shapeHint(*p, shape)}
+			return nil, nil, &TensorError{Name: p.Name, Present: true, Found: slices.Clone(shape), Wanted: p.Shape, Advice: shapeHint(*p, shape)}
 		}
 	}
-	// What a layer may hold in some family, and would be skipped in silence here.
+	// What some family has, and would be skipped in silence here.
+	extras := []string{n.body + "norm.bias", strings.TrimSuffix(n.head, "weight") + "bias"}
 	for i := range s.Layers {
 		for _, tail := range []string{"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.o_proj.bias",
 			"self_attn.q_norm.weight", "self_attn.k_norm.weight", "self_attn.sinks", "mlp.gate_proj.bias", "mlp.up_proj.bias", "mlp.down_proj.bias",
-			"pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"} {
-			name := fmt.Sprintf("%slayers.%d.%s", n.body, i, tail)
-			if shape, ok := have(name); ok && !want[name] {
-				return nil, nil, &TensorError{Name: name, Present: true, Found: slices.Clone(shape),
-					Hint: "config.json does not announce it and a forward without it would be another model; is it the config.json of these weights?"}
-			}
+			"input_layernorm.bias", "post_attention_layernorm.bias", "pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"} {
+			extras = append(extras, fmt.Sprintf("%slayers.%d.%s", n.body, i, tail))
+		}
+	}
+	for _, name := range extras {
+		if shape, ok := have(name); ok && !want[name] {
+			return nil, nil, &TensorError{Name: name, Present: true, Found: slices.Clone(shape),
+				Advice: "config.json does not announce it and a forward without it would be another model; is it the config.json of these weights?"}
 		}
 	}
 	if name := fmt.Sprintf("%slayers.%d.input_layernorm.weight", n.body, len(s.Layers)); present(have, name) {
@@ -226,12 +229,12 @@ func (s *Spec) naming(have func(name string) (shape []int64, ok bool)) (naming, 
 			}
 			hint += " " + n.body + embedName
 		}
-		return naming{}, &TensorError{Name: plainNames.body + embedName, Wanted: []int64{int64(s.Vocab), int64(s.Hidden)}, Hint: hint}
+		return naming{}, &TensorError{Name: plainNames.body + embedName, Wanted: []int64{int64(s.Vocab), int64(s.Hidden)}, Advice: hint}
 	}
 	name := found[1].body + embedName
 	shape, _ := have(name)
 	return naming{}, &TensorError{Name: name, Present: true, Found: slices.Clone(shape),
-		Hint: fmt.Sprintf("the folder also holds %s: it is not clear which decoder is meant", found[0].body+embedName)}
+		Advice: fmt.Sprintf("the folder also holds %s: it is not clear which decoder is meant", found[0].body+embedName)}
 }
 
 func present(have func(string) ([]int64, bool), name string) bool {
