@@ -286,6 +286,20 @@ func TestCounterStopsBeforeItOverflows(t *testing.T) {
 	}
 }
 
+func TestInvariantsPoisonWhatIsHandedOut(t *testing.T) {
+	if !invariants {
+		t.Skip("needs the tag invariants")
+	}
+	r := reserve(t, host(t, 1<<20), Sizes{Outputs: PageSize, Scratch: PageSize})
+	for _, m := range []Mem{r.Keep(Outputs, 12), r.Scratch(12)} {
+		for _, x := range m.F32() {
+			if x == x {
+				t.Errorf("memory that nobody wrote reads as %g", x)
+			}
+		}
+	}
+}
+
 func TestOverrunText(t *testing.T) {
 	e := &OverrunError{Purpose: Retained, Slab: 8192, Used: 4096, Asked: 5000}
 	want := "arena: retained slab of 8192 bytes overrun: 4096 used, 5000 more asked\nhint: the pass asked for other memory than its rehearsal"

@@ -2,7 +2,8 @@ package device
 
 import "sync/atomic"
 
-// Block is memory for one purpose, held until [Block.Free]. Its methods may be called from several goroutines.
+// Block is memory for one purpose, held until [Block.Free]. Its methods may be called from several goroutines. The garbage
+// collector does not free a block that is dropped: a Mem does not keep its block alive, so it could not know when.
 type Block struct {
 	space   *Space
 	id      uint64

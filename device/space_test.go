@@ -151,7 +151,13 @@ func TestTheLastPageFitsAndOneMoreDoesNot(t *testing.T) {
 	if h.Free() != 0 {
 		t.Errorf("%d bytes free", h.Free())
 	}
+	if weights.Purpose() != Weights || weights.Bytes() != capacity || weights.Mem().Bytes() != 9*PageSize+1 {
+		t.Errorf("a block for %v costs %d and has %d bytes", weights.Purpose(), weights.Bytes(), weights.Mem().Bytes())
+	}
 	weights.Free()
+	if weights.Mem().Real() {
+		t.Error("a freed block has memory")
+	}
 	before := h.Stats()
 
 	more := full

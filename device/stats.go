@@ -70,7 +70,7 @@ func (s Stats) String() string {
 	for _, row := range rows {
 		fmt.Fprintf(&b, "%-*s  %*s  %*s\n", wide[0], row[0], wide[1], row[1], wide[2], row[2])
 	}
-	fmt.Fprintf(&b, "capacity %d, %d blocks, %d reservations\n", s.Capacity, s.Blocks, s.Reservations)
+	fmt.Fprintf(&b, "capacity %d, blocks %d, reservations %d\n", s.Capacity, s.Blocks, s.Reservations)
 	return b.String()
 }
 
