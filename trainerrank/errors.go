@@ -6,13 +6,15 @@ import (
 	"github.com/trainerrank/engine/device"
 )
 
-// InputError is an input that breaks a rule of a call. Nothing was planned.
+// InputError is an input that breaks a rule of a call, or asks for what the engine cannot do. Nothing was planned.
 type InputError struct {
-	Path    string // which input: "inputs[2][0]"
-	Problem string
+	Path  string // which input: "inputs[2][0]"
+	Index int    // its number in the caller's order
+	Err   error  // what is wrong
 }
 
-func (e *InputError) Error() string { return e.Path + ": " + e.Problem }
+func (e *InputError) Error() string { return e.Path + ": " + e.Err.Error() }
+func (e *InputError) Unwrap() error { return e.Err }
 
 // MemoryError is the refusal of a call that does not fit, before anything ran. All numbers belong to one and the same plan.
 type MemoryError struct {

@@ -11,6 +11,9 @@ type Option func(*TrainerRank)
 // WithDevice says on which device calls run. The default is the device of the model's weights.
 func WithDevice(d device.Device) Option { return func(t *TrainerRank) { t.dev = d } }
 
+// WithUsableBytes bounds what a call may use, in bytes, below what is free on the device.
+func WithUsableBytes(n int64) Option { return func(t *TrainerRank) { t.limit = n } }
+
 // CallOption configures one call.
 type CallOption func(*call)
 

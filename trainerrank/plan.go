@@ -74,13 +74,14 @@ func (t *TrainerRank) newCall(in forward.Inputs, opts []CallOption) (*call, erro
 	}
 	spec := t.model.Spec()
 	err := in.Walk(func(in *forward.Input, path func() string) error {
-		if problem := check(in, spec); problem != "" {
-			return &InputError{path(), problem}
+		err := check(in, spec)
+		if err == nil && in.Active() {
+			err = c.supported(in)
+		}
+		if err != nil {
+			return &InputError{path(), len(c.inputs), err}
 		}
 		if in.Active() {
-			if err := c.supported(in); err != nil {
-				return fmt.Errorf("%s: %w", path(), err)
-			}
 			c.active = append(c.active, len(c.inputs))
 			c.logical += len(in.Tokens)
 		}
@@ -90,37 +91,37 @@ func (t *TrainerRank) newCall(in forward.Inputs, opts []CallOption) (*call, erro
 	return c, err
 }
 
-// check says what is wrong with an input, or "".
-func check(in *forward.Input, spec forward.Spec) string {
+// check says what is wrong with an input.
+func check(in *forward.Input, spec forward.Spec) error {
 	if len(in.Tokens) == 0 {
-		return "no tokens"
+		return errors.New("no tokens")
 	}
 	for i, tok := range in.Tokens {
 		if tok < 0 || int(tok) >= spec.Vocabulary {
-			return fmt.Sprintf("token %d at position %d is outside the vocabulary of %d", tok, i, spec.Vocabulary)
+			return fmt.Errorf("token %d at position %d is outside the vocabulary of %d", tok, i, spec.Vocabulary)
 		}
 	}
 	if in.TargetWidth < 0 {
-		return fmt.Sprintf("target width %d is negative", in.TargetWidth)
+		return fmt.Errorf("target width %d is negative", in.TargetWidth)
 	}
 	if in.Targets != nil {
 		// Divided, not multiplied: the width may be anything.
 		if w, n := in.Width(), len(in.Targets); n%w != 0 || n/w != len(in.Tokens) {
-			return fmt.Sprintf("%d targets for %d tokens with %d labels per position", n, len(in.Tokens), w)
+			return fmt.Errorf("%d targets for %d tokens with %d labels per position", n, len(in.Tokens), w)
 		}
 		for i, l := range in.Targets {
 			if l != forward.IgnoreLabel && (l < 0 || int(l) >= spec.Vocabulary) {
-				return fmt.Sprintf("label %d at position %d is outside the vocabulary of %d and not %d", l, i/in.Width(), spec.Vocabulary, forward.IgnoreLabel)
+				return fmt.Errorf("label %d at position %d is outside the vocabulary of %d and not %d", l, i/in.Width(), spec.Vocabulary, forward.IgnoreLabel)
 			}
 		}
 	}
 	if in.TopK < 0 || in.TopK > spec.Vocabulary {
-		return fmt.Sprintf("top k %d is not between 0 and the vocabulary of %d", in.TopK, spec.Vocabulary)
+		return fmt.Errorf("top k %d is not between 0 and the vocabulary of %d", in.TopK, spec.Vocabulary)
 	}
 	if in.Grad > forward.NoGrad {
-		return fmt.Sprintf("grad mode %d is not one of inherit, with grad, no grad", in.Grad)
+		return fmt.Errorf("grad mode %d is not one of inherit, with grad, no grad", in.Grad)
 	}
-	return ""
+	return nil
 }
 
 // supported says what the engine cannot do yet for an active input.

@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"time"
@@ -25,6 +26,7 @@ type TrainerRank struct {
 	model forward.Model
 	exact forward.Rehearser
 	dev   device.Device
+	limit int64         // bytes that a call may use at most
 	turn  chan struct{} // holds one token: the right to run a call
 
 	mu   sync.Mutex
@@ -34,7 +36,7 @@ type TrainerRank struct {
 // New wraps a model. The device is that of the model's weights unless [WithDevice] names one. A model that cannot rehearse its
 // calls is refused: pricing by observation is not built yet.
 func New(m forward.Model, opts ...Option) (*TrainerRank, error) {
-	t := &TrainerRank{model: m, turn: make(chan struct{}, 1)}
+	t := &TrainerRank{model: m, limit: math.MaxInt64, turn: make(chan struct{}, 1)}
 	for _, o := range opts {
 		o(t)
 	}
@@ -138,6 +140,9 @@ func (t *TrainerRank) lock(ctx context.Context) error {
 	}
 }
 
+// usable is the number of bytes that a call may use now.
+func (t *TrainerRank) usable() int64 { return max(0, min(t.limit, t.dev.Free())) }
+
 // Plan says whether a call would fit now, and how it would run. It runs nothing and reserves nothing.
 func (t *TrainerRank) Plan(ctx context.Context, in forward.Inputs, opts ...CallOption) (*Admission, error) {
 	c, err := t.newCall(in, opts)
@@ -148,7 +153,7 @@ func (t *TrainerRank) Plan(ctx context.Context, in forward.Inputs, opts ...CallO
 		return nil, err
 	}
 	defer func() { <-t.turn }()
-	a, _, err := t.admit(ctx, c, t.dev.Free())
+	a, _, err := t.admit(ctx, c, t.usable())
 	return a, err
 }
 
@@ -166,7 +171,7 @@ func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts
 	if len(c.inputs) == 0 { // disturbs nothing, the telemetry included
 		return &Result{held: &holding{}, Outputs: in.Shape(nil)}, nil
 	}
-	a, p, err := t.admit(ctx, c, t.dev.Free())
+	a, p, err := t.admit(ctx, c, t.usable())
 	if err != nil {
 		return nil, err
 	}

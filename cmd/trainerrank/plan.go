@@ -1,0 +1,56 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/trainerrank"
+)
+
+// plan says what score would do, and runs nothing.
+func (t *tool) plan(ctx context.Context, args []string) error {
+	s, err := t.open(ctx, "plan", args)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	s.notes()
+	if s.json {
+		e := json.NewEncoder(t.stdout)
+		e.SetIndent("", "  ")
+		err = e.Encode(s.admit)
+	} else {
+		err = s.printPlan()
+	}
+	if s.admit.Verdict == trainerrank.Refused {
+		err = errors.Join(err, s.refusal())
+	}
+	return errors.Join(err, s.writeSummary())
+}
+
+func (s *session) printPlan() error {
+	a := s.admit
+	w := tabwriter.NewWriter(s.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "verdict\t%s\n", a.Verdict)
+	fmt.Fprintf(w, "requests\t%d\n", len(s.reqs))
+	fmt.Fprintf(w, "tokens\t%d logical, %d packed\n", a.LogicalTokens, a.PackedTokens)
+	for _, l := range a.Layout {
+		fmt.Fprintf(w, "layout\t%d segments, %d shared, depth %d\n", len(l.Spans), len(l.Decisions), l.Depth)
+	}
+	fmt.Fprintf(w, "weights\t%s\n", showSize(s.sum.WeightsBytes))
+	for p, n := range a.Shares {
+		if n > 0 {
+			fmt.Fprintf(w, "%s\t%s\n", device.Purpose(p), showSize(n))
+		}
+	}
+	if call := a.Shares.Total(); s.staging > call {
+		fmt.Fprintf(w, "in flight\t%s while loading, more than the call needs\n", showSize(s.staging))
+	}
+	fmt.Fprintf(w, "predicted peak\t%s, %s\n", showSize(a.PredictedPeakBytes), a.Basis)
+	fmt.Fprintf(w, "usable\t%s\n", showSize(a.UsableLimitBytes))
+	return w.Flush()
+}

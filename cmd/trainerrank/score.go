@@ -1,0 +1,384 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/forward/kernel"
+	"github.com/trainerrank/engine/forward/transformer"
+	"github.com/trainerrank/engine/internal/builtin"
+	"github.com/trainerrank/engine/loader"
+	"github.com/trainerrank/engine/trainerrank"
+)
+
+// options are the flags of score and plan.
+type options struct {
+	model, requests, out, summary, pricing string
+	budget                                 int64
+	threads                                int
+	grad, json                             bool
+}
+
+func (t *tool) flags(verb string, args []string) (*options, error) {
+	o := &options{}
+	fs := flag.NewFlagSet(verb, flag.ContinueOnError)
+	fs.StringVar(&o.model, "model", "", "model folder, or builtin:NAME (default builtin:"+builtin.Default+")")
+	fs.StringVar(&o.requests, "requests", "", "file of requests, one JSON object a line; - is standard input (default: those of the built-in model)")
+	fs.Func("budget", "capacity of the arena for weights, outputs and activations: bytes, or a number with KiB, MiB, GiB, KB, MB, GB (default: what the process may use)", func(s string) (err error) {
+		o.budget, err = parseSize(s)
+		return err
+	})
+	fs.StringVar(&o.summary, "summary", "", "file for the summary as one JSON object")
+	fs.StringVar(&o.pricing, "pricing", "exact", "how calls are priced: exact")
+	fs.IntVar(&o.threads, "threads", 0, "worker threads (default: one per usable CPU)")
+	switch verb {
+	case "score":
+		fs.StringVar(&o.out, "out", "", "file for the answers (default: standard output)")
+	case "plan":
+		fs.BoolVar(&o.json, "json", false, "print the admission as JSON")
+		fs.BoolVar(&o.grad, "grad", false, "plan a call that keeps graphs for a backward")
+	}
+	if err := t.parse(fs, args, 0, ""); err != nil {
+		return nil, err
+	}
+	if o.pricing != "exact" {
+		return nil, &usageError{fmt.Sprintf("%s: --pricing %s is not built", verb, o.pricing), "exact is the only pricing so far"}
+	}
+	if o.threads < 0 || o.threads > 1024 {
+		return nil, &usageError{fmt.Sprintf("%s: --threads %d is not between 0 and 1024", verb, o.threads), ""}
+	}
+	if o.model == "" {
+		o.model = "builtin:" + builtin.Default
+	}
+	if o.requests == "" && !strings.HasPrefix(o.model, "builtin:") {
+		return nil, &usageError{verb + ": --model needs --requests", "a request is a JSON object a line: {\"id\": 1, \"input_tokens\": [1,2,3]}"}
+	}
+	return o, nil
+}
+
+// summary is what --summary writes.
+type summary struct {
+	Verdict             trainerrank.Verdict `json:"verdict"`
+	Requests            int                 `json:"requests"`
+	LogicalTokens       int                 `json:"logical_tokens"`
+	PackedTokens        int                 `json:"packed_tokens"`
+	SubforwardCount     int                 `json:"subforward_count"`
+	PredictedPeakBytes  int64               `json:"predicted_peak_bytes"`
+	ObservedPeakBytes   int64               `json:"observed_peak_bytes"`
+	UsableLimitBytes    int64               `json:"usable_limit_bytes"`
+	WeightsBytes        int64               `json:"weights_bytes"`
+	Basis               trainerrank.Basis   `json:"basis"`
+	Kernel              string              `json:"kernel"`
+	Threads             int                 `json:"threads"`
+	Seconds             float64             `json:"seconds"`
+	SmallestBudgetBytes int64               `json:"smallest_budget_bytes"`
+	LargestPrefix       int                 `json:"largest_prefix"`
+}
+
+// session is a model that is placed and planned for, not yet loaded.
+type session struct {
+	*options
+	*tool
+	verb    string
+	file    string // of the requests, for messages
+	reqs    []request
+	inputs  forward.Inputs
+	backend *kernel.Host
+	model   *transformer.Model
+	dev     *device.Host
+	rank    *trainerrank.TrainerRank
+	admit   *trainerrank.Admission
+	staging int64 // bytes in flight while loading
+	sum     summary
+}
+
+// open reads requests, configuration and headers, and plans the call. It reads no weights.
+func (t *tool) open(ctx context.Context, verb string, args []string) (s *session, err error) {
+	o, err := t.flags(verb, args)
+	if err != nil {
+		return nil, err
+	}
+	s = &session{options: o, tool: t, verb: verb}
+	defer func() {
+		if err != nil {
+			s.close()
+			s = nil
+		}
+	}()
+	if s.backend, err = kernel.NewHost(o.threads); err != nil {
+		return s, err
+	}
+	if log := s.backend.Log(); log != "" {
+		fmt.Fprintln(t.stderr, "note:", log)
+	}
+	if err := s.openModel(); err != nil {
+		return s, err
+	}
+	if err := s.readRequests(); err != nil {
+		return s, err
+	}
+	return s, s.plan(ctx)
+}
+
+// openModel opens the folder: built in, or on disk.
+func (s *session) openModel() error {
+	var set *loader.Set
+	var config []byte
+	if name, ok := strings.CutPrefix(s.options.model, "builtin:"); ok {
+		folder, err := builtin.Open(name)
+		if err != nil {
+			return &usageError{err.Error(), ""}
+		}
+		if config, err = fs.ReadFile(folder, "config.json"); err != nil {
+			return err
+		}
+		if set, err = loader.OpenFS(folder, s.options.model); err != nil {
+			return err
+		}
+	} else {
+		var err error
+		if config, err = readConfig(s.options.model); err != nil {
+			return err
+		}
+		if set, err = loader.Open(s.options.model); err != nil {
+			return err
+		}
+	}
+	var err error
+	if s.model, err = transformer.Open(set, config, s.options.model, s.backend); err != nil {
+		return errors.Join(err, set.Close())
+	}
+	return nil
+}
+
+// maxConfig bounds config.json, in bytes: it is read whole.
+const maxConfig = 1 << 20
+
+func readConfig(dir string) ([]byte, error) {
+	path := dir + "/config.json"
+	fi, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("open model: %w", err)
+	case !fi.Mode().IsRegular():
+		return nil, fmt.Errorf("open model: %s is not a regular file", path)
+	case fi.Size() > maxConfig:
+		return nil, fmt.Errorf("open model: %s has %d bytes, more than a configuration takes", path, fi.Size())
+	}
+	return os.ReadFile(path)
+}
+
+func (s *session) readRequests() error {
+	var data []byte
+	var err error
+	switch s.file = s.options.requests; s.file {
+	case "":
+		name := strings.TrimPrefix(s.options.model, "builtin:")
+		folder, err := builtin.Open(name)
+		if err != nil {
+			return err
+		}
+		s.file = s.options.model + "/requests.jsonl"
+		if data, err = fs.ReadFile(folder, "requests.jsonl"); err != nil {
+			return err
+		}
+	case "-":
+		s.file = "standard input"
+		data, err = io.ReadAll(s.stdin)
+	default:
+		data, err = os.ReadFile(s.file)
+	}
+	if err != nil {
+		return fmt.Errorf("read requests: %w", err)
+	}
+	if s.reqs, err = parseRequests(s.file, data); err != nil {
+		return err
+	}
+	list := make([]forward.Input, len(s.reqs))
+	for i := range s.reqs {
+		list[i] = s.reqs[i].input
+	}
+	s.inputs = forward.Many(list...)
+	return nil
+}
+
+// locate turns the place of an input into a line of the request file.
+func (s *session) locate(err error) error {
+	var in *trainerrank.InputError
+	if errors.As(err, &in) && in.Index < len(s.reqs) {
+		return &lineError{s.file, s.reqs[in.Index].line, 0, in.Err.Error()}
+	}
+	return err
+}
+
+// plan prices the call and the load together, against the capacity of a fresh arena, and refuses what does not fit.
+func (s *session) plan(ctx context.Context) (err error) {
+	if s.dev, err = device.NewHost(s.budget); err != nil {
+		return err
+	}
+	w := s.model.WeightBytes()
+	// With weights that do not fit there is no room to plan in; the call is planned all the same, for the numbers of the refusal.
+	room := s.dev.Capacity() - w
+	opts := []trainerrank.Option{trainerrank.WithDevice(s.dev)}
+	if room >= 0 {
+		if err := s.model.Place(s.dev); err != nil {
+			return err
+		}
+	} else {
+		opts = append(opts, trainerrank.WithUsableBytes(0))
+	}
+	if s.rank, err = trainerrank.New(s.model, opts...); err != nil {
+		return err
+	}
+	var call []trainerrank.CallOption
+	if s.grad {
+		call = append(call, trainerrank.WithGradMode(forward.WithGrad))
+	}
+	a, err := s.rank.Plan(ctx, s.inputs, call...)
+	if err != nil {
+		return s.locate(err)
+	}
+	s.admit = a
+	// While it loads, the arena holds bytes in flight where the call's will be: as many as the call needs, if that is enough to read at all.
+	s.staging = s.model.Staging(a.PredictedPeakBytes)
+	need := max(a.PredictedPeakBytes, s.staging)
+	if need > room {
+		a.Verdict = trainerrank.Refused
+	}
+	if s.model.MinStaging() > room {
+		a.LargestPrefix = 0
+	}
+	a.PredictedPeakBytes, a.SmallestBudgetBytes, a.UsableLimitBytes = w+need, w+need, s.dev.Capacity()
+	s.sum = summary{
+		Verdict: a.Verdict, Requests: len(s.reqs), LogicalTokens: a.LogicalTokens, PackedTokens: a.PackedTokens,
+		SubforwardCount: len(a.SubforwardRequestIndices), PredictedPeakBytes: a.PredictedPeakBytes, UsableLimitBytes: a.UsableLimitBytes,
+		WeightsBytes: w, Basis: a.Basis, Kernel: s.backend.Name(), Threads: s.backend.Threads(),
+		SmallestBudgetBytes: a.SmallestBudgetBytes, LargestPrefix: a.LargestPrefix,
+	}
+	return nil
+}
+
+// refusal is the error for an admission that is none.
+func (s *session) refusal() error {
+	a := s.admit
+	fits := "not even the first request fits"
+	if a.LargestPrefix > 0 {
+		fits = fmt.Sprintf("the first %d of %d requests fit", a.LargestPrefix, len(s.reqs))
+	}
+	return &refusedError{&hinted{
+		fmt.Errorf("%s: refused before anything ran: unable to find a feasible split: the call is predicted to need %s and may use %s (weights %d)",
+			s.verb, showSize(a.PredictedPeakBytes), showSize(a.UsableLimitBytes), s.sum.WeightsBytes),
+		fmt.Sprintf("give --budget %d, or smaller requests or fewer outputs; %s", a.SmallestBudgetBytes, fits),
+	}}
+}
+
+// hinted is an error with a hint.
+type hinted struct {
+	error
+	hint string
+}
+
+func (e *hinted) Hint() string  { return e.hint }
+func (e *hinted) Unwrap() error { return e.error }
+
+func (s *session) close() {
+	if s.model != nil {
+		s.model.Close()
+	}
+	if s.backend != nil {
+		s.backend.Close()
+	}
+}
+
+func (s *session) writeSummary() error {
+	if s.summary == "" {
+		return nil
+	}
+	err := writeFile(s.summary, func(w io.Writer) error {
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		return e.Encode(s.sum)
+	})
+	if err != nil {
+		return fmt.Errorf("%s: write the summary: %w", s.verb, err)
+	}
+	return nil
+}
+
+func (s *session) notes() {
+	for _, n := range s.model.Notes() {
+		fmt.Fprintln(s.stderr, "note:", n)
+	}
+}
+
+func (t *tool) score(ctx context.Context, args []string) error {
+	s, err := t.open(ctx, "score", args)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if s.admit.Verdict == trainerrank.Refused {
+		s.notes()
+		return errors.Join(s.refusal(), s.writeSummary())
+	}
+	fmt.Fprintf(t.stderr, "plan: %d requests, %d tokens packed into %d, whole: %s predicted, %s usable, kernel %s, %d threads\n", s.sum.Requests,
+		s.sum.LogicalTokens, s.sum.PackedTokens, showSize(s.sum.PredictedPeakBytes), showSize(s.sum.UsableLimitBytes), s.sum.Kernel, s.sum.Threads)
+
+	bar := newProgress(t.stderr, "load")
+	err = s.model.Load(ctx, s.staging, func(done, total int64) { bar.at(done, total, "bytes") })
+	bar.end()
+	if err != nil {
+		return err
+	}
+	s.notes()
+
+	bar = newProgress(t.stderr, "score")
+	start := time.Now()
+	res, err := s.rank.DPRankForward(ctx, s.inputs, trainerrank.WithProgress(func(done, total int) { bar.at(int64(done), int64(total), "steps") }))
+	bar.end()
+	if err != nil {
+		return s.locate(err)
+	}
+	defer res.Release()
+	s.sum.Seconds = time.Since(start).Seconds()
+	s.sum.ObservedPeakBytes = s.dev.Stats().PeakInUse
+
+	write := func(w io.Writer) error { return writeAnswers(interruptible{ctx, w}, s.reqs, res.Outputs.Flat()) }
+	if s.out == "" {
+		err = write(t.stdout)
+	} else {
+		err = writeFile(s.out, write)
+	}
+	if err != nil {
+		return fmt.Errorf("score: write the answers: %w", err)
+	}
+	if err := s.writeSummary(); err != nil {
+		return err
+	}
+	fmt.Fprintf(t.stderr, "done: %d requests, %d logical and %d packed tokens, %d subforward, predicted peak %d and observed %d bytes, %.0f tokens/s\n", s.sum.Requests,
+		s.sum.LogicalTokens, s.sum.PackedTokens, s.sum.SubforwardCount, s.sum.PredictedPeakBytes, s.sum.ObservedPeakBytes, float64(s.sum.LogicalTokens)/s.sum.Seconds)
+	return nil
+}
+
+// interruptible is a writer that stops when the context ends.
+type interruptible struct {
+	ctx context.Context
+	w   io.Writer
+}
+
+func (i interruptible) Write(p []byte) (int, error) {
+	if err := i.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return i.w.Write(p)
+}
