@@ -38,7 +38,14 @@ func TestEveryRowReadsBackFromEveryLayout(t *testing.T) {
 				if got[0] != -5 || len(got) != 1+len(row) || b.RowLen(r) != len(row) {
 					t.Fatalf("row %d: gathered %v, length %d", r, got, b.RowLen(r))
 				}
-				path := b.Path(b.Terminals[r], nil)
+				path := b.Path(b.Terminals[r], []int{-7, -8})
+				if path[0] != -7 || path[1] != -8 {
+					t.Errorf("row %d: path %v was not appended", r, path)
+				}
+				path = path[2:]
+				if b.Spans[path[0]].Parent != -1 || path[len(path)-1] != b.Terminals[r] {
+					t.Errorf("row %d: path %v is not from a root to span %d", r, path, b.Terminals[r])
+				}
 				deepest = max(deepest, len(path))
 				for i, at := range got[1:] {
 					if b.Tokens[at] != row[i] || b.Positions[at] != int32(i) || !slices.Contains(path, int(b.SegmentOf[at])) {
@@ -143,6 +150,24 @@ func TestLayoutTakesDecisionsInAnyOrderAndLeavesThemAlone(t *testing.T) {
 		}
 		if !slices.IsSorted(shuffled.Decisions) || slices.Contains(shuffled.Decisions, -1) {
 			t.Errorf("decisions of the layout: %v", shuffled.Decisions)
+		}
+	})
+}
+
+func TestListsOfALayoutCanBeAppendedTo(t *testing.T) {
+	eachRandomRows(t, 16, 100, 30, func(t *testing.T, rng *rand.Rand, rows [][]int32) {
+		tree := mustBuild(t, rows)
+		full := tree.FullSharing()
+		for _, l := range []*Layout{full, tree.NoSharing(), mustLayout(t, tree, randomDecisions(rng, tree))} {
+			for i, s := range l.Spans {
+				if len(s.Rows) != cap(s.Rows) {
+					t.Errorf("span %d: append to its rows would write into another list", i)
+				}
+			}
+		}
+		clear(full.Decisions)
+		if diff := cmp.Diff(mustBuild(t, rows), tree); diff != "" {
+			t.Errorf("the tree depends on its layout's decisions (-want +got):\n%s", diff)
 		}
 	})
 }
@@ -289,6 +314,14 @@ func TestCheckFindsEachMutationByItsOwnInvariant(t *testing.T) {
 			}
 		})
 	}
+	t.Run("its own parent", func(t *testing.T) { // would be an endless path for the checks that follow
+		b := mutable(t, rows)
+		b.Spans[twin].Parent = twin
+		var e *CheckError
+		if err := b.Check(); !errors.As(err, &e) || e.Invariant != ParentFirst || e.Span != twin {
+			t.Errorf("got %v", err)
+		}
+	})
 	t.Run("sizes that overflow", func(t *testing.T) { // the sum of the lengths wraps around to the number of tokens
 		b := &Batch{}
 		for i := range 4 {

@@ -27,6 +27,15 @@ func grpo(groups, perGroup, system, prompt, completion int) [][]int32 {
 	return rows
 }
 
+// pairs is n rows of which row i shares its first token with row i+n/2: every shared row list is spread over the half of its parent's.
+func pairs(n int) [][]int32 {
+	rows := make([][]int32, n)
+	for i := range rows {
+		rows[i] = []int32{int32(i % (n / 2)), int32(i)}
+	}
+	return rows
+}
+
 var shapes = []struct {
 	name string
 	rows func() [][]int32
@@ -35,7 +44,22 @@ var shapes = []struct {
 	{"128x1.2M", func() [][]int32 { return grpo(16, 8, 1024, 7351, 1000) }},
 	{"1024x10M", func() [][]int32 { return grpo(64, 16, 2048, 7168, 550) }},
 	{"10M_in_1M_rows", func() [][]int32 { return grpo(125_000, 8, 2, 4, 4) }},
+	{"pairs100000", func() [][]int32 { return pairs(100_000) }},
 	{"chain100000", func() [][]int32 { return chain(100_000) }},
+}
+
+// BenchmarkPlanCold is the first shape of BenchmarkPlan with rows that are in no cache.
+func BenchmarkPlanCold(b *testing.B) {
+	rows := grpo(2, 8, 2048, 8192, 512)
+	sweep := make([]int64, 64<<20) // 512 MiB, more than any cache here
+	for b.Loop() {
+		b.StopTimer()
+		for i := range sweep {
+			sweep[i]++
+		}
+		b.StartTimer()
+		mustBuild(b, rows).FullSharing().Pack(rows)
+	}
 }
 
 // BenchmarkPlan is what every call pays: tree, full-sharing layout, packed row. The tree alone and the check stand beside it.
@@ -63,6 +87,12 @@ func BenchmarkPlan(b *testing.B) {
 			stage("layout", func() { tree.FullSharing() })
 			stage("pack", func() { full.Pack(rows) })
 			stage("all", func() { mustBuild(b, rows).FullSharing().Pack(rows) })
+			places := make([]int32, 0, logical/len(rows)*2)
+			stage("gather", func() {
+				for r := range min(len(rows), 1000) {
+					places = batch.Gather(r, places[:0])
+				}
+			})
 			if s.name != "chain100000" { // its row lists hold five billion numbers
 				stage("check", func() { batch.Check() })
 			}
