@@ -220,10 +220,11 @@ func (r *reader) build(f *family, s *Spec, outer *reader) {
 	for _, w := range windows {
 		at, mlp := a, m
 		at.Window = w
-		at.Rope = s.rope(full)
+		table := full
 		if w > 0 && f.localTheta > 0 {
-			at.Rope = s.rope(local)
+			table = local
 		}
+		at.Rope = s.rope(table)
 		s.Layers = append(s.Layers, Layer{Attention: &at, MLP: &mlp, PostNorms: f.gemma})
 	}
 	r.leftovers()
