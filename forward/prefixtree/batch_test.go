@@ -325,7 +325,7 @@ func TestCheckFindsEachMutationByItsOwnInvariant(t *testing.T) {
 	t.Run("sizes that overflow", func(t *testing.T) { // the sum of the lengths wraps around to the number of tokens
 		b := &Batch{}
 		for i := range 4 {
-			b.Spans = append(b.Spans, Span{Parent: -1, End: 1 << 62, Rows: []int{i}, Offset: (i % 4) << 62})
+			b.Spans = append(b.Spans, Span{Parent: -1, End: math.MaxInt/2 + 1, Rows: []int{i}, Offset: i * (math.MaxInt/2 + 1)})
 			b.Terminals = append(b.Terminals, i)
 			b.Rows++
 		}

@@ -5,7 +5,7 @@ import "fmt"
 // Invariant names a property of a [Batch] that its consumers build on.
 type Invariant string
 
-// The invariants, in the order in which [Batch.Check] looks at them; each may take the ones before it for granted. Tokens is looked
+// The invariants, in the order in which [Batch.Check] looks at them; each may take the ones before it for granted. RowTokens is looked
 // at by [Batch.CheckRows] alone, since only the rows themselves can tell.
 const (
 	ParentFirst  Invariant = "a parent comes before its children"

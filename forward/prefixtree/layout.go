@@ -17,7 +17,7 @@ type Span struct {
 	// Rows are the rows that use the span, ascending. Read-only.
 	Rows []int `json:"rows"`
 	// Offset is the place of the first token in the packed row.
-	// Invariant: the sum of the lengths of the spans before this one.
+	// Invariant: the sum of the lengths of the spans before this one, which is why the JSON form leaves it out.
 	Offset int `json:"-"`
 }
 
