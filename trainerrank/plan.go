@@ -154,7 +154,7 @@ type plan struct {
 // plan lays out, packs and prices the inputs with the given indices, all active.
 func (t *TrainerRank) plan(c *call, requests []int) (*plan, error) {
 	rows := make([][]int32, len(requests))
-	p := &plan{requests: requests, batch: &forward.Batch{Progress: c.progress}}
+	p := &plan{requests: requests, batch: &forward.Batch{}}
 	for i, r := range requests {
 		rows[i] = c.inputs[r].Tokens
 		p.batch.Requests = append(p.batch.Requests, c.inputs[r])

@@ -219,7 +219,7 @@ func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, p *plan, f
 			res.Release()
 		}
 	}()
-	p.batch.Arena = res
+	p.batch.Arena, p.batch.Progress = res, c.progress
 	pass, err := t.model.Forward(ctx, p.batch)
 	if err != nil {
 		return fmt.Errorf("forward: %w", err)

@@ -2,12 +2,13 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
+	"os"
 	"strings"
 	"text/tabwriter"
 
+	"github.com/trainerrank/engine/forward/kernel"
 	"github.com/trainerrank/engine/forward/transformer"
 	"github.com/trainerrank/engine/loader"
 )
@@ -35,37 +36,32 @@ func (t *tool) inspect(_ context.Context, args []string) error {
 		return err
 	}
 	fmt.Fprintf(t.stdout, "\n%d tensors, %s in %d files\n", len(set.Names()), showSize(set.TotalBytes()), len(set.Files))
-	for _, n := range set.Warnings {
-		fmt.Fprintln(t.stderr, "note:", n)
+	if fi, err := os.Stat(path); err != nil || !fi.IsDir() {
+		for _, n := range set.Warnings {
+			fmt.Fprintln(t.stderr, "note:", n)
+		}
+		return err
 	}
-	if strings.HasSuffix(path, ".safetensors") {
-		return nil
-	}
-	return t.inspectDecoder(path, set)
+	return t.inspectDecoder(path)
 }
 
-// inspectDecoder says what decoder a folder holds, if it says so itself.
-func (t *tool) inspectDecoder(dir string, set *loader.Set) error {
-	config, err := readConfig(dir)
+// inspectDecoder says what decoder a folder holds.
+func (t *tool) inspectDecoder(dir string) error {
+	backend, err := kernel.NewHost(1)
 	if err != nil {
 		return err
 	}
-	spec, err := transformer.ParseConfig(config)
+	defer backend.Close()
+	m, err := transformer.OpenFolder(dir, backend)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(t.stdout, "\n%s", spec)
-	_, notes, err := spec.Resolve(func(name string) ([]int64, bool) {
-		x, ok := set.Tensor(name)
-		if !ok {
-			return nil, false
-		}
-		return x.Shape, true
-	})
-	for _, n := range notes {
+	defer m.Close()
+	fmt.Fprintf(t.stdout, "\n%s", m.Decoder())
+	for _, n := range m.Notes() {
 		fmt.Fprintln(t.stderr, "note:", n)
 	}
-	return errors.Join(err)
+	return nil
 }
 
 func shape(dims []int64) string {

@@ -18,6 +18,8 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+
+	"github.com/trainerrank/engine/loader"
 )
 
 // The exit codes.
@@ -72,9 +74,8 @@ func (t *tool) main(ctx context.Context, args []string) int {
 		text = "interrupted: " + text
 	}
 	fmt.Fprintf(t.stderr, "trainerrank: %s\n", text)
-	var h interface{ Hint() string }
-	if errors.As(err, &h) && h.Hint() != "" {
-		fmt.Fprintf(t.stderr, "hint: %s\n", strings.ReplaceAll(h.Hint(), "\n", "; "))
+	if h := hint(err); h != "" {
+		fmt.Fprintf(t.stderr, "hint: %s\n", strings.ReplaceAll(h, "\n", "; "))
 	}
 	var usage *usageError
 	var refused *refusedError
@@ -85,6 +86,15 @@ func (t *tool) main(ctx context.Context, args []string) int {
 		return exitRefused
 	}
 	return exitFailed
+}
+
+// hint is what the user may do about an error, or "".
+func hint(err error) string {
+	var h interface{ Hint() string }
+	if errors.As(err, &h) {
+		return h.Hint()
+	}
+	return loader.Hint(err)
 }
 
 func (t *tool) dispatch(ctx context.Context, args []string) error {

@@ -17,7 +17,6 @@ import (
 	"github.com/trainerrank/engine/forward/kernel"
 	"github.com/trainerrank/engine/forward/transformer"
 	"github.com/trainerrank/engine/internal/builtin"
-	"github.com/trainerrank/engine/loader"
 	"github.com/trainerrank/engine/trainerrank"
 )
 
@@ -132,50 +131,18 @@ func (t *tool) open(ctx context.Context, verb string, args []string) (s *session
 
 // openModel opens the folder: built in, or on disk.
 func (s *session) openModel() error {
-	var set *loader.Set
-	var config []byte
-	if name, ok := strings.CutPrefix(s.options.model, "builtin:"); ok {
-		folder, err := builtin.Open(name)
-		if err != nil {
-			return &usageError{err.Error(), ""}
-		}
-		if config, err = fs.ReadFile(folder, "config.json"); err != nil {
-			return err
-		}
-		if set, err = loader.OpenFS(folder, s.options.model); err != nil {
-			return err
-		}
-	} else {
+	name, ok := strings.CutPrefix(s.options.model, "builtin:")
+	if !ok {
 		var err error
-		if config, err = readConfig(s.options.model); err != nil {
-			return err
-		}
-		if set, err = loader.Open(s.options.model); err != nil {
-			return err
-		}
+		s.model, err = transformer.OpenFolder(s.options.model, s.backend)
+		return err
 	}
-	var err error
-	if s.model, err = transformer.Open(set, config, s.options.model, s.backend); err != nil {
-		return errors.Join(err, set.Close())
+	folder, err := builtin.Open(name)
+	if err != nil {
+		return &usageError{err.Error(), ""}
 	}
-	return nil
-}
-
-// maxConfig bounds config.json, in bytes: it is read whole.
-const maxConfig = 1 << 20
-
-func readConfig(dir string) ([]byte, error) {
-	path := dir + "/config.json"
-	fi, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("open model: %w", err)
-	case !fi.Mode().IsRegular():
-		return nil, fmt.Errorf("open model: %s is not a regular file", path)
-	case fi.Size() > maxConfig:
-		return nil, fmt.Errorf("open model: %s has %d bytes, more than a configuration takes", path, fi.Size())
-	}
-	return os.ReadFile(path)
+	s.model, err = transformer.OpenFS(folder, s.options.model, s.backend)
+	return err
 }
 
 func (s *session) readRequests() error {

@@ -131,7 +131,7 @@ func (h *Host) RopeTable(cos, sin Mat, invFreq []float64) {
 func (h *Host) Embed(dst Mat, w *Weight, tokens []int32, scale float32) {
 	h.eachRow(dst.Rows, 16, func(from, to int) {
 		for i := from; i < to; i++ {
-			w.row(dst.row(i), int(tokens[i]))
+			w.Row(dst.row(i), int(tokens[i]))
 			if scale != 1 {
 				for j := range dst.row(i) {
 					dst.row(i)[j] *= scale
@@ -141,8 +141,8 @@ func (h *Host) Embed(dst Mat, w *Weight, tokens []int32, scale float32) {
 	})
 }
 
-// row copies row r of w to dst as float32.
-func (w *Weight) row(dst []float32, r int) {
+// Row copies row r of w to dst, which has In elements, as float32.
+func (w *Weight) Row(dst []float32, r int) {
 	first := r/Width*Width*w.In + r%Width
 	switch w.DType {
 	case BF16:

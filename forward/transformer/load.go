@@ -3,6 +3,7 @@ package transformer
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 
 	"github.com/trainerrank/engine/device"
@@ -60,11 +61,14 @@ func (m *Model) Place(dev device.Device) error {
 }
 
 // Load reads the weights into the place that [Model.Place] took, with at most staging bytes in flight ([Model.Staging] says
-// how many are useful, [Model.MinStaging] how many are needed). progress, if not nil, is told the file bytes read so far, of total.
-// Weights that are NaN or infinite are loaded and noted.
+// how many are useful, [Model.MinStaging] how many are needed); 0 means as many as are useful and free. progress, if not nil, is
+// told the file bytes read so far, of total. Weights that are NaN or infinite are loaded and noted.
 func (m *Model) Load(ctx context.Context, staging int64, progress func(done, total int64)) error {
 	if m.block == nil {
 		return fmt.Errorf("load model: the weights of %s have no place", m.name)
+	}
+	if staging == 0 {
+		staging = m.Staging(m.dev.Free())
 	}
 	least, each, readers := m.staging(staging)
 	if staging < least {
@@ -97,12 +101,43 @@ func (m *Model) Load(ctx context.Context, staging int64, progress func(done, tot
 	if err := m.set.Load(ctx, parts, jobs, report); err != nil {
 		return err
 	}
+	if m.spare != nil {
+		if err := m.compareSpare(ctx, parts); err != nil {
+			return err
+		}
+	}
 	for _, p := range m.params {
 		if odd[p.Name] {
 			m.notes = append(m.notes, fmt.Sprintf("tensor %s holds values that are NaN or infinite", p.Name))
 		}
 	}
 	return nil
+}
+
+// compareSpare reads the head that a tied model holds beside its embedding. Software disagrees which of the two it
+// uses, so they must be equal.
+func (m *Model) compareSpare(ctx context.Context, parts [][]byte) error {
+	dtype, err := storage(m.spare)
+	if err != nil {
+		return err
+	}
+	row := int64(m.embed.In) * int64(dtype.Size())
+	var jobs []loader.Job
+	for r := range m.embed.Out {
+		jobs = append(jobs, loader.Job{Tensor: m.spare, Offset: int64(r) * row, Bytes: row, Do: func(data []byte) error {
+			got, want := make([]float32, m.embed.In), make([]float32, m.embed.In)
+			m.backend.Widen(got, data, dtype)
+			m.embed.Row(want, r)
+			for i := range want {
+				if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
+					return &TensorError{Name: m.spare.Name, Present: true, Found: m.spare.Shape,
+						Advice: fmt.Sprintf("config.json says tie_word_embeddings, but row %d differs from the embedding: say false there to use it, or remove the tensor", r)}
+				}
+			}
+			return nil
+		}})
+	}
+	return m.set.Load(ctx, parts, jobs, nil)
 }
 
 // jobs are the pieces of the files that are packed at once: panels of a matrix, or a vector. odd is told of tensors that hold a value

@@ -2,7 +2,11 @@ package transformer
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
@@ -17,8 +21,9 @@ type Model struct {
 	name    string
 	set     *loader.Set
 	backend *kernel.Host
-	params  []placed // in execution order
-	bytes   int64    // of the slab that holds them
+	params  []placed       // in execution order
+	spare   *loader.Tensor // a head beside the embedding of a tied model: it must be equal
+	bytes   int64          // of the slab that holds them
 	notes   []string
 
 	dev   device.Device
@@ -47,8 +52,54 @@ type layerWeights struct {
 	qBias, kBias, vBias, oBias, gateBias, upBias, downBias     device.Mem
 }
 
-// Open reads the configuration and the headers of a model folder, checks that it holds what the decoder needs, and reads no payload. The model
-// runs on backend. The set stays open for [Model.Load] and is closed by [Model.Close].
+// maxConfig bounds config.json, in bytes: it is read whole.
+const maxConfig = 1 << 20
+
+// OpenFolder opens a Hugging Face model folder: config.json, and safetensors files with or without an index. See [Open].
+func OpenFolder(dir string, backend *kernel.Host) (*Model, error) {
+	// A stat first: opening a pipe would wait for whoever writes to it.
+	path := filepath.Join(dir, "config.json")
+	fi, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("open model: %w", err)
+	}
+	return open(path, fi, func() ([]byte, error) { return os.ReadFile(path) }, func() (*loader.Set, error) { return loader.Open(dir) }, dir, backend)
+}
+
+// OpenFS opens the model folder that is the root of fsys. name stands for it in messages.
+func OpenFS(fsys fs.FS, name string, backend *kernel.Host) (*Model, error) {
+	fi, err := fs.Stat(fsys, "config.json")
+	if err != nil {
+		return nil, fmt.Errorf("open model: %w", err)
+	}
+	return open(name+"/config.json", fi, func() ([]byte, error) { return fs.ReadFile(fsys, "config.json") },
+		func() (*loader.Set, error) { return loader.OpenFS(fsys, name) }, name, backend)
+}
+
+func open(path string, fi fs.FileInfo, read func() ([]byte, error), files func() (*loader.Set, error), name string, backend *kernel.Host) (*Model, error) {
+	switch {
+	case !fi.Mode().IsRegular():
+		return nil, fmt.Errorf("open model: %s is not a regular file", path)
+	case fi.Size() > maxConfig:
+		return nil, fmt.Errorf("open model: %s has %d bytes, more than a configuration takes", path, fi.Size())
+	}
+	config, err := read()
+	if err != nil {
+		return nil, fmt.Errorf("open model: %w", err)
+	}
+	set, err := files()
+	if err != nil {
+		return nil, err
+	}
+	m, err := Open(set, config, name, backend)
+	if err != nil {
+		return nil, errors.Join(err, set.Close())
+	}
+	return m, nil
+}
+
+// Open makes a model of a configuration and the files of a folder: it checks that they hold what the decoder needs, and reads no
+// payload. The model runs on backend. The set stays open for [Model.Load]; [Model.Close] closes it.
 func Open(set *loader.Set, config []byte, name string, backend *kernel.Host) (*Model, error) {
 	spec, err := ParseConfig(config)
 	if err != nil {
@@ -67,18 +118,14 @@ func Open(set *loader.Set, config []byte, name string, backend *kernel.Host) (*M
 		return nil, err
 	}
 	m.notes = append(append(notes, spec.Notes...), set.Warnings...)
+	if p, ok := spec.SpareHead(have); ok {
+		m.spare, _ = set.Tensor(p.Name)
+	}
 	for _, p := range params {
 		t, _ := set.Tensor(p.Name)
 		pl := placed{Param: p, tensor: t, offset: m.bytes}
-		switch t.DType {
-		case loader.F32:
-			pl.dtype = kernel.F32
-		case loader.BF16:
-			pl.dtype = kernel.BF16
-		case loader.F16:
-			pl.dtype = kernel.F16
-		default:
-			return nil, &DTypeError{Tensor: p.Name, DType: t.DType.String()}
+		if pl.dtype, err = storage(t); err != nil {
+			return nil, err
 		}
 		slot := m.slot(p)
 		pl.weight, pl.vector = slot.weight, slot.vector
@@ -93,6 +140,19 @@ func Open(set *loader.Set, config []byte, name string, backend *kernel.Host) (*M
 	}
 	m.bytes = device.RoundPages(m.bytes)
 	return m, nil
+}
+
+// storage is the type in which the kernels read a tensor.
+func storage(t *loader.Tensor) (kernel.DType, error) {
+	switch t.DType {
+	case loader.F32:
+		return kernel.F32, nil
+	case loader.BF16:
+		return kernel.BF16, nil
+	case loader.F16:
+		return kernel.F16, nil
+	}
+	return 0, &DTypeError{Tensor: t.Name, DType: t.DType.String()}
 }
 
 // DTypeError is a tensor stored in a type that the engine loads but does not compute with.
