@@ -2,6 +2,7 @@ package loader
 
 import (
 	"bytes"
+	"encoding/binary"
 	"io"
 )
 
@@ -33,6 +34,10 @@ func sniff(r io.ReaderAt, size int64) (what, hint string) {
 	b := make([]byte, min(sniffSize, max(size, 0)))
 	n, _ := readFull(r, b, 0)
 	b = b[:n]
+	// The shorter marks could also be the length of a header: not of a file in which a header seems to follow.
+	if len(b) > prefixSize && b[prefixSize] == '{' && binary.LittleEndian.Uint64(b) <= MaxHeader {
+		return "", ""
+	}
 	for _, m := range mistaken {
 		if bytes.HasPrefix(b, []byte(m.magic)) {
 			return m.what, m.hint

@@ -262,8 +262,8 @@ func (s *Scanner) digits(i int) int {
 
 // Uint64 takes a number that is written as a plain integer from 0 to 2^64-1: no sign (so no -0), point or exponent.
 func (s *Scanner) Uint64() (uint64, error) {
-	if c := s.Peek(); c < '0' || c > '9' {
-		return 0, s.wanted("an integer from 0 up")
+	if c := s.Peek(); c != '-' && (c < '0' || c > '9') {
+		return 0, s.wanted("an integer")
 	}
 	start := s.pos
 	number, err := s.Number()
@@ -273,7 +273,7 @@ func (s *Scanner) Uint64() (uint64, error) {
 	var n uint64
 	for _, c := range number {
 		if c < '0' || c > '9' {
-			return 0, s.refuse(start, "%s is not a plain integer", quote(string(number)))
+			return 0, s.refuse(start, "%s is not an integer from 0 up, in digits alone", quote(string(number)))
 		}
 		high, low := bits.Mul64(n, 10)
 		sum, carry := bits.Add64(low, uint64(c-'0'), 0)
