@@ -141,11 +141,12 @@ func siluGeneric(dst, g, u []float32) {
 	}
 }
 
+// geluTanhGeneric uses 0.5 x (1 + tanh(y)) = x / (1 + exp(-2y)), which loses nothing where tanh(y) is near -1.
 func geluTanhGeneric(dst, g, u []float32) {
 	const c, a = 0.7978845608028654, 0.044715 // sqrt(2/pi) and the cubic term, as in the tanh form of gelu
 	for i := range dst {
 		x := float64(g[i])
-		dst[i] = float32(0.5*x*(1+math.Tanh(c*(x+a*x*x*x)))) * u[i]
+		dst[i] = float32(x/(1+math.Exp(-2*c*(x+a*x*x*x)))) * u[i]
 	}
 }
 

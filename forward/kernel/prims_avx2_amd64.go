@@ -4,65 +4,130 @@
 
 package kernel
 
-// gemm6x1AVX2 computes 6 rows of 16 columns of c over k steps, a having stride 1 along k.
+// gemm6AVX2 computes 6 rows of 16 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm6x1AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func gemm6AVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm6xKAVX2 computes 6 rows of 16 columns of c over k steps, a having any stride acs along k.
+// gemmUnit6AVX2 computes 6 rows of 16 columns of c over k steps, a having stride 1 along k.
 //
 //go:noescape
-func gemm6xKAVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func gemmUnit6AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
 
-// gemm5x1AVX2 computes 5 rows of 16 columns of c over k steps, a having stride 1 along k.
+// gemm5AVX2 computes 5 rows of 16 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm5x1AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func gemm5AVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm5xKAVX2 computes 5 rows of 16 columns of c over k steps, a having any stride acs along k.
+// gemmUnit5AVX2 computes 5 rows of 16 columns of c over k steps, a having stride 1 along k.
 //
 //go:noescape
-func gemm5xKAVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func gemmUnit5AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
 
-// gemm4x1AVX2 computes 4 rows of 16 columns of c over k steps, a having stride 1 along k.
+// gemm4AVX2 computes 4 rows of 16 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm4x1AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func gemm4AVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm4xKAVX2 computes 4 rows of 16 columns of c over k steps, a having any stride acs along k.
+// gemmUnit4AVX2 computes 4 rows of 16 columns of c over k steps, a having stride 1 along k.
 //
 //go:noescape
-func gemm4xKAVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func gemmUnit4AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
 
-// gemm3x1AVX2 computes 3 rows of 16 columns of c over k steps, a having stride 1 along k.
+// gemm3AVX2 computes 3 rows of 16 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm3x1AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func gemm3AVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm3xKAVX2 computes 3 rows of 16 columns of c over k steps, a having any stride acs along k.
+// gemmUnit3AVX2 computes 3 rows of 16 columns of c over k steps, a having stride 1 along k.
 //
 //go:noescape
-func gemm3xKAVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func gemmUnit3AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
 
-// gemm2x1AVX2 computes 2 rows of 16 columns of c over k steps, a having stride 1 along k.
+// gemm2AVX2 computes 2 rows of 16 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm2x1AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func gemm2AVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm2xKAVX2 computes 2 rows of 16 columns of c over k steps, a having any stride acs along k.
+// gemmUnit2AVX2 computes 2 rows of 16 columns of c over k steps, a having stride 1 along k.
 //
 //go:noescape
-func gemm2xKAVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func gemmUnit2AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
 
-// gemm1x1AVX2 computes 1 rows of 16 columns of c over k steps, a having stride 1 along k.
+// gemm1AVX2 computes 1 rows of 16 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm1x1AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func gemm1AVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm1xKAVX2 computes 1 rows of 16 columns of c over k steps, a having any stride acs along k.
+// gemmUnit1AVX2 computes 1 rows of 16 columns of c over k steps, a having stride 1 along k.
 //
 //go:noescape
-func gemm1xKAVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func gemmUnit1AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+
+// accum4AVX2 adds n keys to 4 rows of 16 lanes of o where lo <= key < hi.
+//
+//go:noescape
+func accum4AVX2(o *float32, v *float32, vs int, p *float32, n int, key0 int32, lo *int32, hi *int32)
+
+// accum2AVX2 adds n keys to 2 rows of 16 lanes of o where lo <= key < hi.
+//
+//go:noescape
+func accum2AVX2(o *float32, v *float32, vs int, p *float32, n int, key0 int32, lo *int32, hi *int32)
+
+// accum1AVX2 adds n keys to 1 rows of 16 lanes of o where lo <= key < hi.
+//
+//go:noescape
+func accum1AVX2(o *float32, v *float32, vs int, p *float32, n int, key0 int32, lo *int32, hi *int32)
+
+// softmaxBlockAVX2 updates the online softmax of 32 lanes by n keys.
+//
+//go:noescape
+func softmaxBlockAVX2(s *float32, n int, scale float32, key0 int32, lo *int32, hi *int32, mx *float32, sum *float32, corr *float32)
+
+// addAVX2 adds n values of x to dst.
+//
+//go:noescape
+func addAVX2(dst *float32, x *float32, n int)
+
+// scaleNormAVX2 is dst = x * r * (offset + w) for n values.
+//
+//go:noescape
+func scaleNormAVX2(dst *float32, x *float32, w *float32, r float32, offset float32, n int)
+
+// ropeAVX2 rotates n pairs (x, y).
+//
+//go:noescape
+func ropeAVX2(x *float32, y *float32, cos *float32, sin *float32, n int)
+
+// siluAVX2 is dst = gate / (1 + exp(-gate)) * up for n values.
+//
+//go:noescape
+func siluAVX2(dst *float32, gate *float32, up *float32, n int)
+
+// geluTanhAVX2 is dst = gelu(gate) * up for n values, in the tanh form: 0.5 x (1 + tanh(y)) = x / (1 + exp(-2y)).
+//
+//go:noescape
+func geluTanhAVX2(dst *float32, gate *float32, up *float32, n int)
+
+// scaleLanesAVX2 multiplies n rows of 32 lanes by corr.
+//
+//go:noescape
+func scaleLanesAVX2(o *float32, n int, corr *float32)
+
+// sumSquaresAVX2 is the sum of the squares of n values.
+//
+//go:noescape
+func sumSquaresAVX2(x *float32, n int) float32
+
+// maxAVX2 is the largest of n values, NaN if any is NaN. n is positive.
+//
+//go:noescape
+func maxAVX2(x *float32, n int) float32
+
+// expSumAVX2 is the sum of exp(x-m) over n values: float32 lanes, the tree in float64.
+//
+//go:noescape
+func expSumAVX2(x *float32, n int, m float32) float64
 
 // widenBF16AVX2 widens n values; n is a positive multiple of 8.
 //
@@ -73,6 +138,26 @@ func widenBF16AVX2(dst *float32, src *uint16, n int)
 //
 //go:noescape
 func widenF16AVX2(dst *float32, src *uint16, n int)
+
+// gatherAVX2 transposes 32 rows of n float32, a positive multiple of 4, into lanes.
+//
+//go:noescape
+func gatherAVX2(dst *float32, src *float32, off *int, n int)
+
+// pack32AVX2 transposes 32 rows of n float32, a positive multiple of 4, into lanes; it tells of NaN and infinity.
+//
+//go:noescape
+func pack32AVX2(dst *float32, src *float32, off *int, n int, expMask uint32) bool
+
+// pack16AVX2 transposes 32 rows of n 16-bit values, a positive multiple of 8, into lanes; it tells of NaN and infinity. expMask holds the mask twice.
+//
+//go:noescape
+func pack16AVX2(dst *uint16, src *uint16, off *int, n int, expMask uint32) bool
+
+// scatterAVX2 writes the first lanes of n rows of src, a register full of them, to rows of dst, multiplied by inv; n is a positive multiple of 4. Of lanes with the same off the lowest wins.
+//
+//go:noescape
+func scatterAVX2(dst *float32, off *int, src *float32, inv *float32, n int)
 
 // peakAVX2 runs n rounds of 12 independent fused multiply-adds of a register.
 func peakAVX2(n int)

@@ -4,9 +4,328 @@
 
 #include "textflag.h"
 
-// func gemm6x1AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+DATA constsAVX2<>+0(SB)/4, $0x4b400000
+DATA constsAVX2<>+4(SB)/4, $0x4b400000
+DATA constsAVX2<>+8(SB)/4, $0x4b400000
+DATA constsAVX2<>+12(SB)/4, $0x4b400000
+DATA constsAVX2<>+16(SB)/4, $0x4b400000
+DATA constsAVX2<>+20(SB)/4, $0x4b400000
+DATA constsAVX2<>+24(SB)/4, $0x4b400000
+DATA constsAVX2<>+28(SB)/4, $0x4b400000
+DATA constsAVX2<>+32(SB)/4, $0x3fb8aa3b
+DATA constsAVX2<>+36(SB)/4, $0x3fb8aa3b
+DATA constsAVX2<>+40(SB)/4, $0x3fb8aa3b
+DATA constsAVX2<>+44(SB)/4, $0x3fb8aa3b
+DATA constsAVX2<>+48(SB)/4, $0x3fb8aa3b
+DATA constsAVX2<>+52(SB)/4, $0x3fb8aa3b
+DATA constsAVX2<>+56(SB)/4, $0x3fb8aa3b
+DATA constsAVX2<>+60(SB)/4, $0x3fb8aa3b
+DATA constsAVX2<>+64(SB)/4, $0x3f317218
+DATA constsAVX2<>+68(SB)/4, $0x3f317218
+DATA constsAVX2<>+72(SB)/4, $0x3f317218
+DATA constsAVX2<>+76(SB)/4, $0x3f317218
+DATA constsAVX2<>+80(SB)/4, $0x3f317218
+DATA constsAVX2<>+84(SB)/4, $0x3f317218
+DATA constsAVX2<>+88(SB)/4, $0x3f317218
+DATA constsAVX2<>+92(SB)/4, $0x3f317218
+DATA constsAVX2<>+96(SB)/4, $0xb102e308
+DATA constsAVX2<>+100(SB)/4, $0xb102e308
+DATA constsAVX2<>+104(SB)/4, $0xb102e308
+DATA constsAVX2<>+108(SB)/4, $0xb102e308
+DATA constsAVX2<>+112(SB)/4, $0xb102e308
+DATA constsAVX2<>+116(SB)/4, $0xb102e308
+DATA constsAVX2<>+120(SB)/4, $0xb102e308
+DATA constsAVX2<>+124(SB)/4, $0xb102e308
+DATA constsAVX2<>+128(SB)/4, $0x3efffffe
+DATA constsAVX2<>+132(SB)/4, $0x3efffffe
+DATA constsAVX2<>+136(SB)/4, $0x3efffffe
+DATA constsAVX2<>+140(SB)/4, $0x3efffffe
+DATA constsAVX2<>+144(SB)/4, $0x3efffffe
+DATA constsAVX2<>+148(SB)/4, $0x3efffffe
+DATA constsAVX2<>+152(SB)/4, $0x3efffffe
+DATA constsAVX2<>+156(SB)/4, $0x3efffffe
+DATA constsAVX2<>+160(SB)/4, $0x3e2aaa49
+DATA constsAVX2<>+164(SB)/4, $0x3e2aaa49
+DATA constsAVX2<>+168(SB)/4, $0x3e2aaa49
+DATA constsAVX2<>+172(SB)/4, $0x3e2aaa49
+DATA constsAVX2<>+176(SB)/4, $0x3e2aaa49
+DATA constsAVX2<>+180(SB)/4, $0x3e2aaa49
+DATA constsAVX2<>+184(SB)/4, $0x3e2aaa49
+DATA constsAVX2<>+188(SB)/4, $0x3e2aaa49
+DATA constsAVX2<>+192(SB)/4, $0x3d2aac79
+DATA constsAVX2<>+196(SB)/4, $0x3d2aac79
+DATA constsAVX2<>+200(SB)/4, $0x3d2aac79
+DATA constsAVX2<>+204(SB)/4, $0x3d2aac79
+DATA constsAVX2<>+208(SB)/4, $0x3d2aac79
+DATA constsAVX2<>+212(SB)/4, $0x3d2aac79
+DATA constsAVX2<>+216(SB)/4, $0x3d2aac79
+DATA constsAVX2<>+220(SB)/4, $0x3d2aac79
+DATA constsAVX2<>+224(SB)/4, $0x3c091d10
+DATA constsAVX2<>+228(SB)/4, $0x3c091d10
+DATA constsAVX2<>+232(SB)/4, $0x3c091d10
+DATA constsAVX2<>+236(SB)/4, $0x3c091d10
+DATA constsAVX2<>+240(SB)/4, $0x3c091d10
+DATA constsAVX2<>+244(SB)/4, $0x3c091d10
+DATA constsAVX2<>+248(SB)/4, $0x3c091d10
+DATA constsAVX2<>+252(SB)/4, $0x3c091d10
+DATA constsAVX2<>+256(SB)/4, $0x3ab511e6
+DATA constsAVX2<>+260(SB)/4, $0x3ab511e6
+DATA constsAVX2<>+264(SB)/4, $0x3ab511e6
+DATA constsAVX2<>+268(SB)/4, $0x3ab511e6
+DATA constsAVX2<>+272(SB)/4, $0x3ab511e6
+DATA constsAVX2<>+276(SB)/4, $0x3ab511e6
+DATA constsAVX2<>+280(SB)/4, $0x3ab511e6
+DATA constsAVX2<>+284(SB)/4, $0x3ab511e6
+DATA constsAVX2<>+288(SB)/4, $0x3f800000
+DATA constsAVX2<>+292(SB)/4, $0x3f800000
+DATA constsAVX2<>+296(SB)/4, $0x3f800000
+DATA constsAVX2<>+300(SB)/4, $0x3f800000
+DATA constsAVX2<>+304(SB)/4, $0x3f800000
+DATA constsAVX2<>+308(SB)/4, $0x3f800000
+DATA constsAVX2<>+312(SB)/4, $0x3f800000
+DATA constsAVX2<>+316(SB)/4, $0x3f800000
+DATA constsAVX2<>+320(SB)/4, $0xc2aeac4f
+DATA constsAVX2<>+324(SB)/4, $0xc2aeac4f
+DATA constsAVX2<>+328(SB)/4, $0xc2aeac4f
+DATA constsAVX2<>+332(SB)/4, $0xc2aeac4f
+DATA constsAVX2<>+336(SB)/4, $0xc2aeac4f
+DATA constsAVX2<>+340(SB)/4, $0xc2aeac4f
+DATA constsAVX2<>+344(SB)/4, $0xc2aeac4f
+DATA constsAVX2<>+348(SB)/4, $0xc2aeac4f
+DATA constsAVX2<>+352(SB)/4, $0x42b17217
+DATA constsAVX2<>+356(SB)/4, $0x42b17217
+DATA constsAVX2<>+360(SB)/4, $0x42b17217
+DATA constsAVX2<>+364(SB)/4, $0x42b17217
+DATA constsAVX2<>+368(SB)/4, $0x42b17217
+DATA constsAVX2<>+372(SB)/4, $0x42b17217
+DATA constsAVX2<>+376(SB)/4, $0x42b17217
+DATA constsAVX2<>+380(SB)/4, $0x42b17217
+DATA constsAVX2<>+384(SB)/4, $0x42b1999a
+DATA constsAVX2<>+388(SB)/4, $0x42b1999a
+DATA constsAVX2<>+392(SB)/4, $0x42b1999a
+DATA constsAVX2<>+396(SB)/4, $0x42b1999a
+DATA constsAVX2<>+400(SB)/4, $0x42b1999a
+DATA constsAVX2<>+404(SB)/4, $0x42b1999a
+DATA constsAVX2<>+408(SB)/4, $0x42b1999a
+DATA constsAVX2<>+412(SB)/4, $0x42b1999a
+DATA constsAVX2<>+416(SB)/4, $0x7f800000
+DATA constsAVX2<>+420(SB)/4, $0x7f800000
+DATA constsAVX2<>+424(SB)/4, $0x7f800000
+DATA constsAVX2<>+428(SB)/4, $0x7f800000
+DATA constsAVX2<>+432(SB)/4, $0x7f800000
+DATA constsAVX2<>+436(SB)/4, $0x7f800000
+DATA constsAVX2<>+440(SB)/4, $0x7f800000
+DATA constsAVX2<>+444(SB)/4, $0x7f800000
+DATA constsAVX2<>+448(SB)/4, $0xff800000
+DATA constsAVX2<>+452(SB)/4, $0xff800000
+DATA constsAVX2<>+456(SB)/4, $0xff800000
+DATA constsAVX2<>+460(SB)/4, $0xff800000
+DATA constsAVX2<>+464(SB)/4, $0xff800000
+DATA constsAVX2<>+468(SB)/4, $0xff800000
+DATA constsAVX2<>+472(SB)/4, $0xff800000
+DATA constsAVX2<>+476(SB)/4, $0xff800000
+DATA constsAVX2<>+480(SB)/4, $0x80000000
+DATA constsAVX2<>+484(SB)/4, $0x80000000
+DATA constsAVX2<>+488(SB)/4, $0x80000000
+DATA constsAVX2<>+492(SB)/4, $0x80000000
+DATA constsAVX2<>+496(SB)/4, $0x80000000
+DATA constsAVX2<>+500(SB)/4, $0x80000000
+DATA constsAVX2<>+504(SB)/4, $0x80000000
+DATA constsAVX2<>+508(SB)/4, $0x80000000
+DATA constsAVX2<>+512(SB)/4, $0xbfcc422a
+DATA constsAVX2<>+516(SB)/4, $0xbfcc422a
+DATA constsAVX2<>+520(SB)/4, $0xbfcc422a
+DATA constsAVX2<>+524(SB)/4, $0xbfcc422a
+DATA constsAVX2<>+528(SB)/4, $0xbfcc422a
+DATA constsAVX2<>+532(SB)/4, $0xbfcc422a
+DATA constsAVX2<>+536(SB)/4, $0xbfcc422a
+DATA constsAVX2<>+540(SB)/4, $0xbfcc422a
+DATA constsAVX2<>+544(SB)/4, $0xbd922279
+DATA constsAVX2<>+548(SB)/4, $0xbd922279
+DATA constsAVX2<>+552(SB)/4, $0xbd922279
+DATA constsAVX2<>+556(SB)/4, $0xbd922279
+DATA constsAVX2<>+560(SB)/4, $0xbd922279
+DATA constsAVX2<>+564(SB)/4, $0xbd922279
+DATA constsAVX2<>+568(SB)/4, $0xbd922279
+DATA constsAVX2<>+572(SB)/4, $0xbd922279
+DATA constsAVX2<>+576(SB)/4, $0x00000001
+DATA constsAVX2<>+580(SB)/4, $0x00000001
+DATA constsAVX2<>+584(SB)/4, $0x00000001
+DATA constsAVX2<>+588(SB)/4, $0x00000001
+DATA constsAVX2<>+592(SB)/4, $0x00000001
+DATA constsAVX2<>+596(SB)/4, $0x00000001
+DATA constsAVX2<>+600(SB)/4, $0x00000001
+DATA constsAVX2<>+604(SB)/4, $0x00000001
+GLOBL constsAVX2<>(SB), RODATA|NOPTR, $608
+
+DATA masksAVX2<>+0(SB)/4, $0xffffffff
+DATA masksAVX2<>+4(SB)/4, $0xffffffff
+DATA masksAVX2<>+8(SB)/4, $0xffffffff
+DATA masksAVX2<>+12(SB)/4, $0xffffffff
+DATA masksAVX2<>+16(SB)/4, $0xffffffff
+DATA masksAVX2<>+20(SB)/4, $0xffffffff
+DATA masksAVX2<>+24(SB)/4, $0xffffffff
+DATA masksAVX2<>+28(SB)/4, $0xffffffff
+DATA masksAVX2<>+32(SB)/4, $0xffffffff
+DATA masksAVX2<>+36(SB)/4, $0xffffffff
+DATA masksAVX2<>+40(SB)/4, $0xffffffff
+DATA masksAVX2<>+44(SB)/4, $0xffffffff
+DATA masksAVX2<>+48(SB)/4, $0xffffffff
+DATA masksAVX2<>+52(SB)/4, $0xffffffff
+DATA masksAVX2<>+56(SB)/4, $0xffffffff
+DATA masksAVX2<>+60(SB)/4, $0xffffffff
+DATA masksAVX2<>+64(SB)/4, $0xffffffff
+DATA masksAVX2<>+68(SB)/4, $0xffffffff
+DATA masksAVX2<>+72(SB)/4, $0xffffffff
+DATA masksAVX2<>+76(SB)/4, $0xffffffff
+DATA masksAVX2<>+80(SB)/4, $0xffffffff
+DATA masksAVX2<>+84(SB)/4, $0xffffffff
+DATA masksAVX2<>+88(SB)/4, $0xffffffff
+DATA masksAVX2<>+92(SB)/4, $0xffffffff
+DATA masksAVX2<>+96(SB)/4, $0xffffffff
+DATA masksAVX2<>+100(SB)/4, $0xffffffff
+DATA masksAVX2<>+104(SB)/4, $0xffffffff
+DATA masksAVX2<>+108(SB)/4, $0xffffffff
+DATA masksAVX2<>+112(SB)/4, $0xffffffff
+DATA masksAVX2<>+116(SB)/4, $0xffffffff
+DATA masksAVX2<>+120(SB)/4, $0xffffffff
+DATA masksAVX2<>+124(SB)/4, $0xffffffff
+DATA masksAVX2<>+128(SB)/4, $0x00000000
+DATA masksAVX2<>+132(SB)/4, $0x00000000
+DATA masksAVX2<>+136(SB)/4, $0x00000000
+DATA masksAVX2<>+140(SB)/4, $0x00000000
+DATA masksAVX2<>+144(SB)/4, $0x00000000
+DATA masksAVX2<>+148(SB)/4, $0x00000000
+DATA masksAVX2<>+152(SB)/4, $0x00000000
+DATA masksAVX2<>+156(SB)/4, $0x00000000
+DATA masksAVX2<>+160(SB)/4, $0x00000000
+DATA masksAVX2<>+164(SB)/4, $0x00000000
+DATA masksAVX2<>+168(SB)/4, $0x00000000
+DATA masksAVX2<>+172(SB)/4, $0x00000000
+DATA masksAVX2<>+176(SB)/4, $0x00000000
+DATA masksAVX2<>+180(SB)/4, $0x00000000
+DATA masksAVX2<>+184(SB)/4, $0x00000000
+DATA masksAVX2<>+188(SB)/4, $0x00000000
+DATA masksAVX2<>+192(SB)/4, $0x00000000
+DATA masksAVX2<>+196(SB)/4, $0x00000000
+DATA masksAVX2<>+200(SB)/4, $0x00000000
+DATA masksAVX2<>+204(SB)/4, $0x00000000
+DATA masksAVX2<>+208(SB)/4, $0x00000000
+DATA masksAVX2<>+212(SB)/4, $0x00000000
+DATA masksAVX2<>+216(SB)/4, $0x00000000
+DATA masksAVX2<>+220(SB)/4, $0x00000000
+DATA masksAVX2<>+224(SB)/4, $0x00000000
+DATA masksAVX2<>+228(SB)/4, $0x00000000
+DATA masksAVX2<>+232(SB)/4, $0x00000000
+DATA masksAVX2<>+236(SB)/4, $0x00000000
+DATA masksAVX2<>+240(SB)/4, $0x00000000
+DATA masksAVX2<>+244(SB)/4, $0x00000000
+DATA masksAVX2<>+248(SB)/4, $0x00000000
+DATA masksAVX2<>+252(SB)/4, $0x00000000
+GLOBL masksAVX2<>(SB), RODATA|NOPTR, $256
+
+// func gemm6AVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 // Requires: AVX, FMA3
-TEXT ·gemm6x1AVX2(SB), NOSPLIT, $0-49
+TEXT ·gemm6AVX2(SB), NOSPLIT, $0-57
+	MOVQ    c+0(FP), AX
+	MOVQ    ldc+8(FP), CX
+	SHLQ    $0x02, CX
+	MOVQ    a+16(FP), DX
+	MOVQ    ars+24(FP), BX
+	SHLQ    $0x02, BX
+	LEAQ    (BX)(BX*2), SI
+	LEAQ    (DX)(BX*4), DI
+	MOVQ    acs+32(FP), R8
+	SHLQ    $0x02, R8
+	MOVQ    b+40(FP), R9
+	MOVQ    k+48(FP), R10
+	MOVB    acc+56(FP), R11
+	TESTB   R11, R11
+	JZ      clear
+	MOVQ    AX, R11
+	VMOVUPS (R11), Y0
+	VMOVUPS 32(R11), Y1
+	ADDQ    CX, R11
+	VMOVUPS (R11), Y2
+	VMOVUPS 32(R11), Y3
+	ADDQ    CX, R11
+	VMOVUPS (R11), Y4
+	VMOVUPS 32(R11), Y5
+	ADDQ    CX, R11
+	VMOVUPS (R11), Y6
+	VMOVUPS 32(R11), Y7
+	ADDQ    CX, R11
+	VMOVUPS (R11), Y8
+	VMOVUPS 32(R11), Y9
+	ADDQ    CX, R11
+	VMOVUPS (R11), Y10
+	VMOVUPS 32(R11), Y11
+	JMP     start
+
+clear:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	VXORPS Y8, Y8, Y8
+	VXORPS Y9, Y9, Y9
+	VXORPS Y10, Y10, Y10
+	VXORPS Y11, Y11, Y11
+
+start:
+loop1:
+	VMOVUPS      (R9), Y12
+	VMOVUPS      32(R9), Y13
+	VBROADCASTSS (DX), Y14
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y13, Y14, Y1
+	VBROADCASTSS (DX)(BX*1), Y14
+	VFMADD231PS  Y12, Y14, Y2
+	VFMADD231PS  Y13, Y14, Y3
+	VBROADCASTSS (DX)(BX*2), Y14
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y13, Y14, Y5
+	VBROADCASTSS (DX)(SI*1), Y14
+	VFMADD231PS  Y12, Y14, Y6
+	VFMADD231PS  Y13, Y14, Y7
+	VBROADCASTSS (DI), Y14
+	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y13, Y14, Y9
+	VBROADCASTSS (DI)(BX*1), Y14
+	VFMADD231PS  Y12, Y14, Y10
+	VFMADD231PS  Y13, Y14, Y11
+	ADDQ         R8, DX
+	ADDQ         R8, DI
+	ADDQ         $0x00000080, R9
+	DECQ         R10
+	JNZ          loop1
+	VMOVUPS      Y0, (AX)
+	VMOVUPS      Y1, 32(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y2, (AX)
+	VMOVUPS      Y3, 32(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y4, (AX)
+	VMOVUPS      Y5, 32(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y6, (AX)
+	VMOVUPS      Y7, 32(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y8, (AX)
+	VMOVUPS      Y9, 32(AX)
+	ADDQ         CX, AX
+	VMOVUPS      Y10, (AX)
+	VMOVUPS      Y11, 32(AX)
+	VZEROUPPER
+	RET
+
+// func gemmUnit6AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+// Requires: AVX, FMA3
+TEXT ·gemmUnit6AVX2(SB), NOSPLIT, $0-49
 	MOVQ    c+0(FP), AX
 	MOVQ    ldc+8(FP), CX
 	SHLQ    $0x02, CX
@@ -197,9 +516,9 @@ store:
 	VZEROUPPER
 	RET
 
-// func gemm6xKAVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+// func gemm5AVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 // Requires: AVX, FMA3
-TEXT ·gemm6xKAVX2(SB), NOSPLIT, $0-57
+TEXT ·gemm5AVX2(SB), NOSPLIT, $0-57
 	MOVQ    c+0(FP), AX
 	MOVQ    ldc+8(FP), CX
 	SHLQ    $0x02, CX
@@ -230,9 +549,6 @@ TEXT ·gemm6xKAVX2(SB), NOSPLIT, $0-57
 	ADDQ    CX, R11
 	VMOVUPS (R11), Y8
 	VMOVUPS 32(R11), Y9
-	ADDQ    CX, R11
-	VMOVUPS (R11), Y10
-	VMOVUPS 32(R11), Y11
 	JMP     start
 
 clear:
@@ -246,31 +562,26 @@ clear:
 	VXORPS Y7, Y7, Y7
 	VXORPS Y8, Y8, Y8
 	VXORPS Y9, Y9, Y9
-	VXORPS Y10, Y10, Y10
-	VXORPS Y11, Y11, Y11
 
 start:
 loop1:
-	VMOVUPS      (R9), Y12
-	VMOVUPS      32(R9), Y13
-	VBROADCASTSS (DX), Y14
-	VFMADD231PS  Y12, Y14, Y0
-	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS (DX)(BX*1), Y14
-	VFMADD231PS  Y12, Y14, Y2
-	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS (DX)(BX*2), Y14
-	VFMADD231PS  Y12, Y14, Y4
-	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS (DX)(SI*1), Y14
-	VFMADD231PS  Y12, Y14, Y6
-	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS (DI), Y14
-	VFMADD231PS  Y12, Y14, Y8
-	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS (DI)(BX*1), Y14
-	VFMADD231PS  Y12, Y14, Y10
-	VFMADD231PS  Y13, Y14, Y11
+	VMOVUPS      (R9), Y10
+	VMOVUPS      32(R9), Y11
+	VBROADCASTSS (DX), Y12
+	VFMADD231PS  Y10, Y12, Y0
+	VFMADD231PS  Y11, Y12, Y1
+	VBROADCASTSS (DX)(BX*1), Y12
+	VFMADD231PS  Y10, Y12, Y2
+	VFMADD231PS  Y11, Y12, Y3
+	VBROADCASTSS (DX)(BX*2), Y12
+	VFMADD231PS  Y10, Y12, Y4
+	VFMADD231PS  Y11, Y12, Y5
+	VBROADCASTSS (DX)(SI*1), Y12
+	VFMADD231PS  Y10, Y12, Y6
+	VFMADD231PS  Y11, Y12, Y7
+	VBROADCASTSS (DI), Y12
+	VFMADD231PS  Y10, Y12, Y8
+	VFMADD231PS  Y11, Y12, Y9
 	ADDQ         R8, DX
 	ADDQ         R8, DI
 	ADDQ         $0x00000080, R9
@@ -290,15 +601,12 @@ loop1:
 	ADDQ         CX, AX
 	VMOVUPS      Y8, (AX)
 	VMOVUPS      Y9, 32(AX)
-	ADDQ         CX, AX
-	VMOVUPS      Y10, (AX)
-	VMOVUPS      Y11, 32(AX)
 	VZEROUPPER
 	RET
 
-// func gemm5x1AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+// func gemmUnit5AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
 // Requires: AVX, FMA3
-TEXT ·gemm5x1AVX2(SB), NOSPLIT, $0-49
+TEXT ·gemmUnit5AVX2(SB), NOSPLIT, $0-49
 	MOVQ    c+0(FP), AX
 	MOVQ    ldc+8(FP), CX
 	SHLQ    $0x02, CX
@@ -466,9 +774,9 @@ store:
 	VZEROUPPER
 	RET
 
-// func gemm5xKAVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+// func gemm4AVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 // Requires: AVX, FMA3
-TEXT ·gemm5xKAVX2(SB), NOSPLIT, $0-57
+TEXT ·gemm4AVX2(SB), NOSPLIT, $0-57
 	MOVQ    c+0(FP), AX
 	MOVQ    ldc+8(FP), CX
 	SHLQ    $0x02, CX
@@ -476,29 +784,25 @@ TEXT ·gemm5xKAVX2(SB), NOSPLIT, $0-57
 	MOVQ    ars+24(FP), BX
 	SHLQ    $0x02, BX
 	LEAQ    (BX)(BX*2), SI
-	LEAQ    (DX)(BX*4), DI
-	MOVQ    acs+32(FP), R8
-	SHLQ    $0x02, R8
-	MOVQ    b+40(FP), R9
-	MOVQ    k+48(FP), R10
-	MOVB    acc+56(FP), R11
-	TESTB   R11, R11
+	MOVQ    acs+32(FP), DI
+	SHLQ    $0x02, DI
+	MOVQ    b+40(FP), R8
+	MOVQ    k+48(FP), R9
+	MOVB    acc+56(FP), R10
+	TESTB   R10, R10
 	JZ      clear
-	MOVQ    AX, R11
-	VMOVUPS (R11), Y0
-	VMOVUPS 32(R11), Y1
-	ADDQ    CX, R11
-	VMOVUPS (R11), Y2
-	VMOVUPS 32(R11), Y3
-	ADDQ    CX, R11
-	VMOVUPS (R11), Y4
-	VMOVUPS 32(R11), Y5
-	ADDQ    CX, R11
-	VMOVUPS (R11), Y6
-	VMOVUPS 32(R11), Y7
-	ADDQ    CX, R11
-	VMOVUPS (R11), Y8
-	VMOVUPS 32(R11), Y9
+	MOVQ    AX, R10
+	VMOVUPS (R10), Y0
+	VMOVUPS 32(R10), Y1
+	ADDQ    CX, R10
+	VMOVUPS (R10), Y2
+	VMOVUPS 32(R10), Y3
+	ADDQ    CX, R10
+	VMOVUPS (R10), Y4
+	VMOVUPS 32(R10), Y5
+	ADDQ    CX, R10
+	VMOVUPS (R10), Y6
+	VMOVUPS 32(R10), Y7
 	JMP     start
 
 clear:
@@ -510,32 +814,26 @@ clear:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
 
 start:
 loop1:
-	VMOVUPS      (R9), Y10
-	VMOVUPS      32(R9), Y11
-	VBROADCASTSS (DX), Y12
-	VFMADD231PS  Y10, Y12, Y0
-	VFMADD231PS  Y11, Y12, Y1
-	VBROADCASTSS (DX)(BX*1), Y12
-	VFMADD231PS  Y10, Y12, Y2
-	VFMADD231PS  Y11, Y12, Y3
-	VBROADCASTSS (DX)(BX*2), Y12
-	VFMADD231PS  Y10, Y12, Y4
-	VFMADD231PS  Y11, Y12, Y5
-	VBROADCASTSS (DX)(SI*1), Y12
-	VFMADD231PS  Y10, Y12, Y6
-	VFMADD231PS  Y11, Y12, Y7
-	VBROADCASTSS (DI), Y12
-	VFMADD231PS  Y10, Y12, Y8
-	VFMADD231PS  Y11, Y12, Y9
-	ADDQ         R8, DX
-	ADDQ         R8, DI
-	ADDQ         $0x00000080, R9
-	DECQ         R10
+	VMOVUPS      (R8), Y8
+	VMOVUPS      32(R8), Y9
+	VBROADCASTSS (DX), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y1
+	VBROADCASTSS (DX)(BX*1), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y3
+	VBROADCASTSS (DX)(BX*2), Y10
+	VFMADD231PS  Y8, Y10, Y4
+	VFMADD231PS  Y9, Y10, Y5
+	VBROADCASTSS (DX)(SI*1), Y10
+	VFMADD231PS  Y8, Y10, Y6
+	VFMADD231PS  Y9, Y10, Y7
+	ADDQ         DI, DX
+	ADDQ         $0x00000080, R8
+	DECQ         R9
 	JNZ          loop1
 	VMOVUPS      Y0, (AX)
 	VMOVUPS      Y1, 32(AX)
@@ -548,15 +846,12 @@ loop1:
 	ADDQ         CX, AX
 	VMOVUPS      Y6, (AX)
 	VMOVUPS      Y7, 32(AX)
-	ADDQ         CX, AX
-	VMOVUPS      Y8, (AX)
-	VMOVUPS      Y9, 32(AX)
 	VZEROUPPER
 	RET
 
-// func gemm4x1AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+// func gemmUnit4AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
 // Requires: AVX, FMA3
-TEXT ·gemm4x1AVX2(SB), NOSPLIT, $0-49
+TEXT ·gemmUnit4AVX2(SB), NOSPLIT, $0-49
 	MOVQ    c+0(FP), AX
 	MOVQ    ldc+8(FP), CX
 	SHLQ    $0x02, CX
@@ -698,35 +993,31 @@ store:
 	VZEROUPPER
 	RET
 
-// func gemm4xKAVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+// func gemm3AVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 // Requires: AVX, FMA3
-TEXT ·gemm4xKAVX2(SB), NOSPLIT, $0-57
+TEXT ·gemm3AVX2(SB), NOSPLIT, $0-57
 	MOVQ    c+0(FP), AX
 	MOVQ    ldc+8(FP), CX
 	SHLQ    $0x02, CX
 	MOVQ    a+16(FP), DX
 	MOVQ    ars+24(FP), BX
 	SHLQ    $0x02, BX
-	LEAQ    (BX)(BX*2), SI
-	MOVQ    acs+32(FP), DI
-	SHLQ    $0x02, DI
-	MOVQ    b+40(FP), R8
-	MOVQ    k+48(FP), R9
-	MOVB    acc+56(FP), R10
-	TESTB   R10, R10
+	MOVQ    acs+32(FP), SI
+	SHLQ    $0x02, SI
+	MOVQ    b+40(FP), DI
+	MOVQ    k+48(FP), R8
+	MOVB    acc+56(FP), R9
+	TESTB   R9, R9
 	JZ      clear
-	MOVQ    AX, R10
-	VMOVUPS (R10), Y0
-	VMOVUPS 32(R10), Y1
-	ADDQ    CX, R10
-	VMOVUPS (R10), Y2
-	VMOVUPS 32(R10), Y3
-	ADDQ    CX, R10
-	VMOVUPS (R10), Y4
-	VMOVUPS 32(R10), Y5
-	ADDQ    CX, R10
-	VMOVUPS (R10), Y6
-	VMOVUPS 32(R10), Y7
+	MOVQ    AX, R9
+	VMOVUPS (R9), Y0
+	VMOVUPS 32(R9), Y1
+	ADDQ    CX, R9
+	VMOVUPS (R9), Y2
+	VMOVUPS 32(R9), Y3
+	ADDQ    CX, R9
+	VMOVUPS (R9), Y4
+	VMOVUPS 32(R9), Y5
 	JMP     start
 
 clear:
@@ -736,28 +1027,23 @@ clear:
 	VXORPS Y3, Y3, Y3
 	VXORPS Y4, Y4, Y4
 	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
 
 start:
 loop1:
-	VMOVUPS      (R8), Y8
-	VMOVUPS      32(R8), Y9
-	VBROADCASTSS (DX), Y10
-	VFMADD231PS  Y8, Y10, Y0
-	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS (DX)(BX*1), Y10
-	VFMADD231PS  Y8, Y10, Y2
-	VFMADD231PS  Y9, Y10, Y3
-	VBROADCASTSS (DX)(BX*2), Y10
-	VFMADD231PS  Y8, Y10, Y4
-	VFMADD231PS  Y9, Y10, Y5
-	VBROADCASTSS (DX)(SI*1), Y10
-	VFMADD231PS  Y8, Y10, Y6
-	VFMADD231PS  Y9, Y10, Y7
-	ADDQ         DI, DX
-	ADDQ         $0x00000080, R8
-	DECQ         R9
+	VMOVUPS      (DI), Y6
+	VMOVUPS      32(DI), Y7
+	VBROADCASTSS (DX), Y8
+	VFMADD231PS  Y6, Y8, Y0
+	VFMADD231PS  Y7, Y8, Y1
+	VBROADCASTSS (DX)(BX*1), Y8
+	VFMADD231PS  Y6, Y8, Y2
+	VFMADD231PS  Y7, Y8, Y3
+	VBROADCASTSS (DX)(BX*2), Y8
+	VFMADD231PS  Y6, Y8, Y4
+	VFMADD231PS  Y7, Y8, Y5
+	ADDQ         SI, DX
+	ADDQ         $0x00000080, DI
+	DECQ         R8
 	JNZ          loop1
 	VMOVUPS      Y0, (AX)
 	VMOVUPS      Y1, 32(AX)
@@ -767,15 +1053,12 @@ loop1:
 	ADDQ         CX, AX
 	VMOVUPS      Y4, (AX)
 	VMOVUPS      Y5, 32(AX)
-	ADDQ         CX, AX
-	VMOVUPS      Y6, (AX)
-	VMOVUPS      Y7, 32(AX)
 	VZEROUPPER
 	RET
 
-// func gemm3x1AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+// func gemmUnit3AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
 // Requires: AVX, FMA3
-TEXT ·gemm3x1AVX2(SB), NOSPLIT, $0-49
+TEXT ·gemmUnit3AVX2(SB), NOSPLIT, $0-49
 	MOVQ    c+0(FP), AX
 	MOVQ    ldc+8(FP), CX
 	SHLQ    $0x02, CX
@@ -893,9 +1176,9 @@ store:
 	VZEROUPPER
 	RET
 
-// func gemm3xKAVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+// func gemm2AVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 // Requires: AVX, FMA3
-TEXT ·gemm3xKAVX2(SB), NOSPLIT, $0-57
+TEXT ·gemm2AVX2(SB), NOSPLIT, $0-57
 	MOVQ    c+0(FP), AX
 	MOVQ    ldc+8(FP), CX
 	SHLQ    $0x02, CX
@@ -915,9 +1198,6 @@ TEXT ·gemm3xKAVX2(SB), NOSPLIT, $0-57
 	ADDQ    CX, R9
 	VMOVUPS (R9), Y2
 	VMOVUPS 32(R9), Y3
-	ADDQ    CX, R9
-	VMOVUPS (R9), Y4
-	VMOVUPS 32(R9), Y5
 	JMP     start
 
 clear:
@@ -925,22 +1205,17 @@ clear:
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
 
 start:
 loop1:
-	VMOVUPS      (DI), Y6
-	VMOVUPS      32(DI), Y7
-	VBROADCASTSS (DX), Y8
-	VFMADD231PS  Y6, Y8, Y0
-	VFMADD231PS  Y7, Y8, Y1
-	VBROADCASTSS (DX)(BX*1), Y8
-	VFMADD231PS  Y6, Y8, Y2
-	VFMADD231PS  Y7, Y8, Y3
-	VBROADCASTSS (DX)(BX*2), Y8
-	VFMADD231PS  Y6, Y8, Y4
-	VFMADD231PS  Y7, Y8, Y5
+	VMOVUPS      (DI), Y4
+	VMOVUPS      32(DI), Y5
+	VBROADCASTSS (DX), Y6
+	VFMADD231PS  Y4, Y6, Y0
+	VFMADD231PS  Y5, Y6, Y1
+	VBROADCASTSS (DX)(BX*1), Y6
+	VFMADD231PS  Y4, Y6, Y2
+	VFMADD231PS  Y5, Y6, Y3
 	ADDQ         SI, DX
 	ADDQ         $0x00000080, DI
 	DECQ         R8
@@ -950,15 +1225,12 @@ loop1:
 	ADDQ         CX, AX
 	VMOVUPS      Y2, (AX)
 	VMOVUPS      Y3, 32(AX)
-	ADDQ         CX, AX
-	VMOVUPS      Y4, (AX)
-	VMOVUPS      Y5, 32(AX)
 	VZEROUPPER
 	RET
 
-// func gemm2x1AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+// func gemmUnit2AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
 // Requires: AVX, FMA3
-TEXT ·gemm2x1AVX2(SB), NOSPLIT, $0-49
+TEXT ·gemmUnit2AVX2(SB), NOSPLIT, $0-49
 	MOVQ    c+0(FP), AX
 	MOVQ    ldc+8(FP), CX
 	SHLQ    $0x02, CX
@@ -1053,61 +1325,50 @@ store:
 	VZEROUPPER
 	RET
 
-// func gemm2xKAVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+// func gemm1AVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 // Requires: AVX, FMA3
-TEXT ·gemm2xKAVX2(SB), NOSPLIT, $0-57
+TEXT ·gemm1AVX2(SB), NOSPLIT, $0-57
 	MOVQ    c+0(FP), AX
 	MOVQ    ldc+8(FP), CX
 	SHLQ    $0x02, CX
-	MOVQ    a+16(FP), DX
-	MOVQ    ars+24(FP), BX
-	SHLQ    $0x02, BX
-	MOVQ    acs+32(FP), SI
-	SHLQ    $0x02, SI
-	MOVQ    b+40(FP), DI
-	MOVQ    k+48(FP), R8
-	MOVB    acc+56(FP), R9
-	TESTB   R9, R9
+	MOVQ    a+16(FP), CX
+	MOVQ    ars+24(FP), DX
+	SHLQ    $0x02, DX
+	MOVQ    acs+32(FP), DX
+	SHLQ    $0x02, DX
+	MOVQ    b+40(FP), BX
+	MOVQ    k+48(FP), SI
+	MOVB    acc+56(FP), DI
+	TESTB   DI, DI
 	JZ      clear
-	MOVQ    AX, R9
-	VMOVUPS (R9), Y0
-	VMOVUPS 32(R9), Y1
-	ADDQ    CX, R9
-	VMOVUPS (R9), Y2
-	VMOVUPS 32(R9), Y3
+	MOVQ    AX, DI
+	VMOVUPS (DI), Y0
+	VMOVUPS 32(DI), Y1
 	JMP     start
 
 clear:
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
 
 start:
 loop1:
-	VMOVUPS      (DI), Y4
-	VMOVUPS      32(DI), Y5
-	VBROADCASTSS (DX), Y6
-	VFMADD231PS  Y4, Y6, Y0
-	VFMADD231PS  Y5, Y6, Y1
-	VBROADCASTSS (DX)(BX*1), Y6
-	VFMADD231PS  Y4, Y6, Y2
-	VFMADD231PS  Y5, Y6, Y3
-	ADDQ         SI, DX
-	ADDQ         $0x00000080, DI
-	DECQ         R8
+	VMOVUPS      (BX), Y2
+	VMOVUPS      32(BX), Y3
+	VBROADCASTSS (CX), Y4
+	VFMADD231PS  Y2, Y4, Y0
+	VFMADD231PS  Y3, Y4, Y1
+	ADDQ         DX, CX
+	ADDQ         $0x00000080, BX
+	DECQ         SI
 	JNZ          loop1
 	VMOVUPS      Y0, (AX)
 	VMOVUPS      Y1, 32(AX)
-	ADDQ         CX, AX
-	VMOVUPS      Y2, (AX)
-	VMOVUPS      Y3, 32(AX)
 	VZEROUPPER
 	RET
 
-// func gemm1x1AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+// func gemmUnit1AVX2(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
 // Requires: AVX, FMA3
-TEXT ·gemm1x1AVX2(SB), NOSPLIT, $0-49
+TEXT ·gemmUnit1AVX2(SB), NOSPLIT, $0-49
 	MOVQ    c+0(FP), AX
 	MOVQ    ldc+8(FP), CX
 	SHLQ    $0x02, CX
@@ -1179,44 +1440,1102 @@ store:
 	VZEROUPPER
 	RET
 
-// func gemm1xKAVX2(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
-// Requires: AVX, FMA3
-TEXT ·gemm1xKAVX2(SB), NOSPLIT, $0-57
-	MOVQ    c+0(FP), AX
-	MOVQ    ldc+8(FP), CX
-	SHLQ    $0x02, CX
-	MOVQ    a+16(FP), CX
-	MOVQ    ars+24(FP), DX
-	SHLQ    $0x02, DX
-	MOVQ    acs+32(FP), DX
-	SHLQ    $0x02, DX
-	MOVQ    b+40(FP), BX
-	MOVQ    k+48(FP), SI
-	MOVB    acc+56(FP), DI
-	TESTB   DI, DI
-	JZ      clear
-	MOVQ    AX, DI
-	VMOVUPS (DI), Y0
-	VMOVUPS 32(DI), Y1
-	JMP     start
+// func accum4AVX2(o *float32, v *float32, vs int, p *float32, n int, key0 int32, lo *int32, hi *int32)
+// Requires: AVX, AVX2, FMA3
+TEXT ·accum4AVX2(SB), NOSPLIT, $0-64
+	MOVQ         o+0(FP), AX
+	MOVQ         v+8(FP), CX
+	MOVQ         vs+16(FP), DX
+	MOVQ         p+24(FP), BX
+	MOVQ         n+32(FP), SI
+	MOVQ         lo+48(FP), DI
+	MOVQ         hi+56(FP), R8
+	SHLQ         $0x02, DX
+	VBROADCASTSS key0+40(FP), Y0
+	VMOVUPS      constsAVX2<>+576(SB), Y1
+	VMOVUPS      (AX), Y2
+	VMOVUPS      32(AX), Y3
+	VMOVUPS      128(AX), Y4
+	VMOVUPS      160(AX), Y5
+	VMOVUPS      256(AX), Y6
+	VMOVUPS      288(AX), Y7
+	VMOVUPS      384(AX), Y8
+	VMOVUPS      416(AX), Y9
 
-clear:
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-
-start:
-loop1:
-	VMOVUPS      (BX), Y2
-	VMOVUPS      32(BX), Y3
-	VBROADCASTSS (CX), Y4
-	VFMADD231PS  Y2, Y4, Y0
-	VFMADD231PS  Y3, Y4, Y1
+loop:
+	VMOVUPS      (DI), Y10
+	VMOVUPS      (R8), Y11
+	VPCMPGTD     Y0, Y10, Y10
+	VPCMPGTD     Y0, Y11, Y11
+	VPANDN       Y11, Y10, Y11
+	VMOVUPS      (BX), Y10
+	VMOVUPS      32(DI), Y12
+	VMOVUPS      32(R8), Y13
+	VPCMPGTD     Y0, Y12, Y12
+	VPCMPGTD     Y0, Y13, Y13
+	VPANDN       Y13, Y12, Y13
+	VMOVUPS      32(BX), Y12
+	VBROADCASTSS (CX), Y14
+	VMOVUPS      Y2, Y15
+	VFMADD231PS  Y10, Y14, Y15
+	VBLENDVPS    Y11, Y15, Y2, Y2
+	VMOVUPS      Y3, Y15
+	VFMADD231PS  Y12, Y14, Y15
+	VBLENDVPS    Y13, Y15, Y3, Y3
+	VBROADCASTSS 4(CX), Y14
+	VMOVUPS      Y4, Y15
+	VFMADD231PS  Y10, Y14, Y15
+	VBLENDVPS    Y11, Y15, Y4, Y4
+	VMOVUPS      Y5, Y15
+	VFMADD231PS  Y12, Y14, Y15
+	VBLENDVPS    Y13, Y15, Y5, Y5
+	VBROADCASTSS 8(CX), Y14
+	VMOVUPS      Y6, Y15
+	VFMADD231PS  Y10, Y14, Y15
+	VBLENDVPS    Y11, Y15, Y6, Y6
+	VMOVUPS      Y7, Y15
+	VFMADD231PS  Y12, Y14, Y15
+	VBLENDVPS    Y13, Y15, Y7, Y7
+	VBROADCASTSS 12(CX), Y14
+	VMOVUPS      Y8, Y15
+	VFMADD231PS  Y10, Y14, Y15
+	VBLENDVPS    Y11, Y15, Y8, Y8
+	VMOVUPS      Y9, Y10
+	VFMADD231PS  Y12, Y14, Y10
+	VBLENDVPS    Y13, Y10, Y9, Y9
+	VPADDD       Y1, Y0, Y0
 	ADDQ         DX, CX
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JNZ          loop1
-	VMOVUPS      Y0, (AX)
-	VMOVUPS      Y1, 32(AX)
+	JNZ          loop
+	VMOVUPS      Y2, (AX)
+	VMOVUPS      Y3, 32(AX)
+	VMOVUPS      Y4, 128(AX)
+	VMOVUPS      Y5, 160(AX)
+	VMOVUPS      Y6, 256(AX)
+	VMOVUPS      Y7, 288(AX)
+	VMOVUPS      Y8, 384(AX)
+	VMOVUPS      Y9, 416(AX)
+	VZEROUPPER
+	RET
+
+// func accum2AVX2(o *float32, v *float32, vs int, p *float32, n int, key0 int32, lo *int32, hi *int32)
+// Requires: AVX, AVX2, FMA3
+TEXT ·accum2AVX2(SB), NOSPLIT, $0-64
+	MOVQ         o+0(FP), AX
+	MOVQ         v+8(FP), CX
+	MOVQ         vs+16(FP), DX
+	MOVQ         p+24(FP), BX
+	MOVQ         n+32(FP), SI
+	MOVQ         lo+48(FP), DI
+	MOVQ         hi+56(FP), R8
+	SHLQ         $0x02, DX
+	VBROADCASTSS key0+40(FP), Y0
+	VMOVUPS      constsAVX2<>+576(SB), Y1
+	VMOVUPS      (AX), Y2
+	VMOVUPS      32(AX), Y3
+	VMOVUPS      128(AX), Y4
+	VMOVUPS      160(AX), Y5
+
+loop:
+	VMOVUPS      (DI), Y6
+	VMOVUPS      (R8), Y7
+	VPCMPGTD     Y0, Y6, Y6
+	VPCMPGTD     Y0, Y7, Y7
+	VPANDN       Y7, Y6, Y7
+	VMOVUPS      (BX), Y6
+	VMOVUPS      32(DI), Y8
+	VMOVUPS      32(R8), Y9
+	VPCMPGTD     Y0, Y8, Y8
+	VPCMPGTD     Y0, Y9, Y9
+	VPANDN       Y9, Y8, Y9
+	VMOVUPS      32(BX), Y8
+	VBROADCASTSS (CX), Y10
+	VMOVUPS      Y2, Y11
+	VFMADD231PS  Y6, Y10, Y11
+	VBLENDVPS    Y7, Y11, Y2, Y2
+	VMOVUPS      Y3, Y11
+	VFMADD231PS  Y8, Y10, Y11
+	VBLENDVPS    Y9, Y11, Y3, Y3
+	VBROADCASTSS 4(CX), Y10
+	VMOVUPS      Y4, Y11
+	VFMADD231PS  Y6, Y10, Y11
+	VBLENDVPS    Y7, Y11, Y4, Y4
+	VMOVUPS      Y5, Y6
+	VFMADD231PS  Y8, Y10, Y6
+	VBLENDVPS    Y9, Y6, Y5, Y5
+	VPADDD       Y1, Y0, Y0
+	ADDQ         DX, CX
+	ADDQ         $0x00000080, BX
+	DECQ         SI
+	JNZ          loop
+	VMOVUPS      Y2, (AX)
+	VMOVUPS      Y3, 32(AX)
+	VMOVUPS      Y4, 128(AX)
+	VMOVUPS      Y5, 160(AX)
+	VZEROUPPER
+	RET
+
+// func accum1AVX2(o *float32, v *float32, vs int, p *float32, n int, key0 int32, lo *int32, hi *int32)
+// Requires: AVX, AVX2, FMA3
+TEXT ·accum1AVX2(SB), NOSPLIT, $0-64
+	MOVQ         o+0(FP), AX
+	MOVQ         v+8(FP), CX
+	MOVQ         vs+16(FP), DX
+	MOVQ         p+24(FP), BX
+	MOVQ         n+32(FP), SI
+	MOVQ         lo+48(FP), DI
+	MOVQ         hi+56(FP), R8
+	SHLQ         $0x02, DX
+	VBROADCASTSS key0+40(FP), Y0
+	VMOVUPS      constsAVX2<>+576(SB), Y1
+	VMOVUPS      (AX), Y2
+	VMOVUPS      32(AX), Y3
+
+loop:
+	VMOVUPS      (DI), Y4
+	VMOVUPS      (R8), Y5
+	VPCMPGTD     Y0, Y4, Y4
+	VPCMPGTD     Y0, Y5, Y5
+	VPANDN       Y5, Y4, Y5
+	VMOVUPS      (BX), Y4
+	VMOVUPS      32(DI), Y6
+	VMOVUPS      32(R8), Y7
+	VPCMPGTD     Y0, Y6, Y6
+	VPCMPGTD     Y0, Y7, Y7
+	VPANDN       Y7, Y6, Y7
+	VMOVUPS      32(BX), Y6
+	VBROADCASTSS (CX), Y8
+	VMOVUPS      Y2, Y9
+	VFMADD231PS  Y4, Y8, Y9
+	VBLENDVPS    Y5, Y9, Y2, Y2
+	VMOVUPS      Y3, Y4
+	VFMADD231PS  Y6, Y8, Y4
+	VBLENDVPS    Y7, Y4, Y3, Y3
+	VPADDD       Y1, Y0, Y0
+	ADDQ         DX, CX
+	ADDQ         $0x00000080, BX
+	DECQ         SI
+	JNZ          loop
+	VMOVUPS      Y2, (AX)
+	VMOVUPS      Y3, 32(AX)
+	VZEROUPPER
+	RET
+
+// func softmaxBlockAVX2(s *float32, n int, scale float32, key0 int32, lo *int32, hi *int32, mx *float32, sum *float32, corr *float32)
+// Requires: AVX, AVX2, FMA3
+TEXT ·softmaxBlockAVX2(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ lo+24(FP), CX
+	MOVQ hi+32(FP), DX
+	MOVQ mx+40(FP), BX
+	MOVQ sum+48(FP), SI
+	MOVQ corr+56(FP), DI
+	XORQ R8, R8
+
+lanes:
+	VBROADCASTSS scale+16(FP), Y0
+	VBROADCASTSS key0+20(FP), Y1
+	VMOVUPS      constsAVX2<>+448(SB), Y2
+	VMOVUPS      constsAVX2<>+576(SB), Y3
+	VMOVUPS      constsAVX2<>+0(SB), Y4
+	VMOVUPS      (CX)(R8*1), Y5
+	VMOVUPS      (DX)(R8*1), Y6
+	VMOVUPS      (BX)(R8*1), Y7
+	VMOVUPS      32(CX)(R8*1), Y8
+	VMOVUPS      32(DX)(R8*1), Y9
+	VMOVUPS      32(BX)(R8*1), Y10
+	LEAQ         (AX)(R8*1), R9
+	MOVQ         n+8(FP), R10
+	TESTQ        R10, R10
+	JZ           found
+
+scores:
+	VPCMPGTD  Y1, Y5, Y11
+	VPCMPGTD  Y1, Y6, Y12
+	VPANDN    Y12, Y11, Y12
+	VMULPS    (R9), Y0, Y11
+	VBLENDVPS Y12, Y11, Y2, Y11
+	VMOVUPS   Y11, (R9)
+	VMAXPS    Y7, Y11, Y7
+	VPCMPGTD  Y1, Y8, Y11
+	VPCMPGTD  Y1, Y9, Y12
+	VPANDN    Y12, Y11, Y12
+	VMULPS    32(R9), Y0, Y11
+	VBLENDVPS Y12, Y11, Y2, Y11
+	VMOVUPS   Y11, 32(R9)
+	VMAXPS    Y10, Y11, Y10
+	VPADDD    Y3, Y1, Y1
+	ADDQ      $0x00000080, R9
+	DECQ      R10
+	JNZ       scores
+
+found:
+	VMOVUPS      (BX)(R8*1), Y0
+	VMOVUPS      Y7, (BX)(R8*1)
+	VSUBPS       Y7, Y0, Y1
+	VMOVUPS      Y1, Y3
+	VFMADD132PS  constsAVX2<>+32(SB), Y4, Y3
+	VSUBPS       Y4, Y3, Y5
+	VMOVUPS      Y1, Y6
+	VFNMADD231PS constsAVX2<>+64(SB), Y5, Y6
+	VFNMADD231PS constsAVX2<>+96(SB), Y5, Y6
+	VMOVUPS      constsAVX2<>+256(SB), Y5
+	VFMADD213PS  constsAVX2<>+224(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+192(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+160(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+128(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
+	VPSLLD       $0x17, Y3, Y3
+	VPADDD       Y3, Y5, Y5
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y1, Y3
+	VANDPS       Y3, Y5, Y5
+	VCMPPS       $0x03, Y1, Y1, Y1
+	VORPS        Y1, Y5, Y5
+	VCMPPS       $0x00, Y0, Y7, Y0
+	VBLENDVPS    Y0, constsAVX2<>+288(SB), Y5, Y5
+	VCMPPS       $0x00, Y2, Y7, Y0
+	VANDNPS      Y7, Y0, Y7
+	VMOVUPS      Y5, (DI)(R8*1)
+	VMOVUPS      32(BX)(R8*1), Y0
+	VMOVUPS      Y10, 32(BX)(R8*1)
+	VSUBPS       Y10, Y0, Y1
+	VMOVUPS      Y1, Y3
+	VFMADD132PS  constsAVX2<>+32(SB), Y4, Y3
+	VSUBPS       Y4, Y3, Y5
+	VMOVUPS      Y1, Y6
+	VFNMADD231PS constsAVX2<>+64(SB), Y5, Y6
+	VFNMADD231PS constsAVX2<>+96(SB), Y5, Y6
+	VMOVUPS      constsAVX2<>+256(SB), Y5
+	VFMADD213PS  constsAVX2<>+224(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+192(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+160(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+128(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
+	VPSLLD       $0x17, Y3, Y3
+	VPADDD       Y3, Y5, Y5
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y1, Y3
+	VANDPS       Y3, Y5, Y5
+	VCMPPS       $0x03, Y1, Y1, Y1
+	VORPS        Y1, Y5, Y5
+	VCMPPS       $0x00, Y0, Y10, Y0
+	VBLENDVPS    Y0, constsAVX2<>+288(SB), Y5, Y5
+	VCMPPS       $0x00, Y2, Y10, Y0
+	VANDNPS      Y10, Y0, Y10
+	VMOVUPS      Y5, 32(DI)(R8*1)
+	VXORPS       Y0, Y0, Y0
+	VXORPS       Y1, Y1, Y1
+	LEAQ         (AX)(R8*1), R9
+	MOVQ         n+8(FP), R10
+	TESTQ        R10, R10
+	JZ           summed
+
+weights:
+	VMOVUPS      (R9), Y2
+	VSUBPS       Y7, Y2, Y2
+	VMOVUPS      Y2, Y3
+	VFMADD132PS  constsAVX2<>+32(SB), Y4, Y3
+	VSUBPS       Y4, Y3, Y5
+	VMOVUPS      Y2, Y6
+	VFNMADD231PS constsAVX2<>+64(SB), Y5, Y6
+	VFNMADD231PS constsAVX2<>+96(SB), Y5, Y6
+	VMOVUPS      constsAVX2<>+256(SB), Y5
+	VFMADD213PS  constsAVX2<>+224(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+192(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+160(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+128(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
+	VPSLLD       $0x17, Y3, Y3
+	VPADDD       Y3, Y5, Y5
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y2, Y3
+	VANDPS       Y3, Y5, Y5
+	VCMPPS       $0x03, Y2, Y2, Y2
+	VORPS        Y2, Y5, Y5
+	VMOVUPS      Y5, (R9)
+	VADDPS       Y5, Y0, Y0
+	VMOVUPS      32(R9), Y2
+	VSUBPS       Y10, Y2, Y2
+	VMOVUPS      Y2, Y3
+	VFMADD132PS  constsAVX2<>+32(SB), Y4, Y3
+	VSUBPS       Y4, Y3, Y5
+	VMOVUPS      Y2, Y6
+	VFNMADD231PS constsAVX2<>+64(SB), Y5, Y6
+	VFNMADD231PS constsAVX2<>+96(SB), Y5, Y6
+	VMOVUPS      constsAVX2<>+256(SB), Y5
+	VFMADD213PS  constsAVX2<>+224(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+192(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+160(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+128(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
+	VPSLLD       $0x17, Y3, Y3
+	VPADDD       Y3, Y5, Y5
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y2, Y3
+	VANDPS       Y3, Y5, Y5
+	VCMPPS       $0x03, Y2, Y2, Y2
+	VORPS        Y2, Y5, Y5
+	VMOVUPS      Y5, 32(R9)
+	VADDPS       Y5, Y1, Y1
+	ADDQ         $0x00000080, R9
+	DECQ         R10
+	JNZ          weights
+
+summed:
+	VMOVUPS (SI)(R8*1), Y2
+	VMULPS  (DI)(R8*1), Y2, Y2
+	VADDPS  Y0, Y2, Y2
+	VMOVUPS Y2, (SI)(R8*1)
+	VMOVUPS 32(SI)(R8*1), Y0
+	VMULPS  32(DI)(R8*1), Y0, Y0
+	VADDPS  Y1, Y0, Y0
+	VMOVUPS Y0, 32(SI)(R8*1)
+	ADDQ    $0x00000040, R8
+	CMPQ    R8, $0x00000080
+	JLT     lanes
+	VZEROUPPER
+	RET
+
+// func addAVX2(dst *float32, x *float32, n int)
+// Requires: AVX
+TEXT ·addAVX2(SB), NOSPLIT, $0-24
+	MOVQ n+16(FP), AX
+	MOVQ dst+0(FP), CX
+	MOVQ x+8(FP), DX
+	MOVQ AX, BX
+	ANDQ $-8, BX
+	LEAQ (CX)(BX*4), CX
+	LEAQ (DX)(BX*4), DX
+	ANDQ $+7, AX
+	NEGQ BX
+	JZ   rest
+
+loop:
+	VMOVUPS (DX)(BX*4), Y0
+	VMOVUPS (CX)(BX*4), Y1
+	VADDPS  Y0, Y1, Y1
+	VMOVUPS Y1, (CX)(BX*4)
+	ADDQ    $0x08, BX
+	JNZ     loop
+
+rest:
+	TESTQ      AX, AX
+	JZ         done
+	LEAQ       masksAVX2<>+128(SB), SI
+	NEGQ       AX
+	VMOVUPS    (SI)(AX*4), Y0
+	VMASKMOVPS (DX)(BX*4), Y0, Y1
+	VMASKMOVPS (CX)(BX*4), Y0, Y2
+	VADDPS     Y1, Y2, Y2
+	VMASKMOVPS Y2, Y0, (CX)(BX*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func scaleNormAVX2(dst *float32, x *float32, w *float32, r float32, offset float32, n int)
+// Requires: AVX
+TEXT ·scaleNormAVX2(SB), NOSPLIT, $0-40
+	VBROADCASTSS r+24(FP), Y0
+	VBROADCASTSS offset+28(FP), Y1
+	MOVQ         n+32(FP), AX
+	MOVQ         dst+0(FP), CX
+	MOVQ         x+8(FP), DX
+	MOVQ         w+16(FP), BX
+	MOVQ         AX, SI
+	ANDQ         $-8, SI
+	LEAQ         (CX)(SI*4), CX
+	LEAQ         (DX)(SI*4), DX
+	LEAQ         (BX)(SI*4), BX
+	ANDQ         $+7, AX
+	NEGQ         SI
+	JZ           rest
+
+loop:
+	VMOVUPS (DX)(SI*4), Y2
+	VMOVUPS (BX)(SI*4), Y3
+	VMULPS  Y0, Y2, Y2
+	VADDPS  Y3, Y1, Y3
+	VMULPS  Y3, Y2, Y2
+	VMOVUPS Y2, (CX)(SI*4)
+	ADDQ    $0x08, SI
+	JNZ     loop
+
+rest:
+	TESTQ      AX, AX
+	JZ         done
+	LEAQ       masksAVX2<>+128(SB), DI
+	NEGQ       AX
+	VMOVUPS    (DI)(AX*4), Y2
+	VMASKMOVPS (DX)(SI*4), Y2, Y3
+	VMASKMOVPS (BX)(SI*4), Y2, Y4
+	VMULPS     Y0, Y3, Y3
+	VADDPS     Y4, Y1, Y4
+	VMULPS     Y4, Y3, Y3
+	VMASKMOVPS Y3, Y2, (CX)(SI*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func ropeAVX2(x *float32, y *float32, cos *float32, sin *float32, n int)
+// Requires: AVX
+TEXT ·ropeAVX2(SB), NOSPLIT, $0-40
+	MOVQ n+32(FP), AX
+	MOVQ x+0(FP), CX
+	MOVQ y+8(FP), DX
+	MOVQ cos+16(FP), BX
+	MOVQ sin+24(FP), SI
+	MOVQ AX, DI
+	ANDQ $-8, DI
+	LEAQ (CX)(DI*4), CX
+	LEAQ (DX)(DI*4), DX
+	LEAQ (BX)(DI*4), BX
+	LEAQ (SI)(DI*4), SI
+	ANDQ $+7, AX
+	NEGQ DI
+	JZ   rest
+
+loop:
+	VMOVUPS (CX)(DI*4), Y0
+	VMOVUPS (DX)(DI*4), Y1
+	VMOVUPS (BX)(DI*4), Y2
+	VMOVUPS (SI)(DI*4), Y3
+	VMULPS  Y2, Y0, Y4
+	VMULPS  Y3, Y1, Y5
+	VSUBPS  Y5, Y4, Y4
+	VMULPS  Y2, Y1, Y1
+	VMULPS  Y3, Y0, Y0
+	VADDPS  Y0, Y1, Y1
+	VMOVUPS Y4, (CX)(DI*4)
+	VMOVUPS Y1, (DX)(DI*4)
+	ADDQ    $0x08, DI
+	JNZ     loop
+
+rest:
+	TESTQ      AX, AX
+	JZ         done
+	LEAQ       masksAVX2<>+128(SB), R8
+	NEGQ       AX
+	VMOVUPS    (R8)(AX*4), Y0
+	VMASKMOVPS (CX)(DI*4), Y0, Y1
+	VMASKMOVPS (DX)(DI*4), Y0, Y2
+	VMASKMOVPS (BX)(DI*4), Y0, Y3
+	VMASKMOVPS (SI)(DI*4), Y0, Y4
+	VMULPS     Y3, Y1, Y5
+	VMULPS     Y4, Y2, Y6
+	VSUBPS     Y6, Y5, Y5
+	VMULPS     Y3, Y2, Y2
+	VMULPS     Y4, Y1, Y1
+	VADDPS     Y1, Y2, Y2
+	VMASKMOVPS Y5, Y0, (CX)(DI*4)
+	VMASKMOVPS Y2, Y0, (DX)(DI*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func siluAVX2(dst *float32, gate *float32, up *float32, n int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·siluAVX2(SB), NOSPLIT, $0-32
+	VMOVUPS constsAVX2<>+0(SB), Y0
+	MOVQ    n+24(FP), AX
+	MOVQ    dst+0(FP), CX
+	MOVQ    gate+8(FP), DX
+	MOVQ    up+16(FP), BX
+	MOVQ    AX, SI
+	ANDQ    $-8, SI
+	LEAQ    (CX)(SI*4), CX
+	LEAQ    (DX)(SI*4), DX
+	LEAQ    (BX)(SI*4), BX
+	ANDQ    $+7, AX
+	NEGQ    SI
+	JZ      rest
+
+loop:
+	VMOVUPS      (DX)(SI*4), Y1
+	VXORPS       constsAVX2<>+480(SB), Y1, Y2
+	VMOVUPS      Y2, Y3
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y3
+	VSUBPS       Y0, Y3, Y4
+	VMOVUPS      Y2, Y5
+	VFNMADD231PS constsAVX2<>+64(SB), Y4, Y5
+	VFNMADD231PS constsAVX2<>+96(SB), Y4, Y5
+	VMOVUPS      constsAVX2<>+256(SB), Y4
+	VFMADD213PS  constsAVX2<>+224(SB), Y5, Y4
+	VFMADD213PS  constsAVX2<>+192(SB), Y5, Y4
+	VFMADD213PS  constsAVX2<>+160(SB), Y5, Y4
+	VFMADD213PS  constsAVX2<>+128(SB), Y5, Y4
+	VFMADD213PS  constsAVX2<>+288(SB), Y5, Y4
+	VFMADD213PS  constsAVX2<>+288(SB), Y5, Y4
+	VPSLLD       $0x17, Y3, Y3
+	VPADDD       Y3, Y4, Y4
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y2, Y3
+	VANDPS       Y3, Y4, Y4
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y2, Y3
+	VADDPS       constsAVX2<>+416(SB), Y2, Y2
+	VBLENDVPS    Y3, Y2, Y4, Y4
+	VMOVUPS      (BX)(SI*4), Y2
+	VADDPS       constsAVX2<>+288(SB), Y4, Y4
+	VDIVPS       Y4, Y1, Y1
+	VMULPS       Y2, Y1, Y1
+	VMOVUPS      Y1, (CX)(SI*4)
+	ADDQ         $0x08, SI
+	JNZ          loop
+
+rest:
+	TESTQ        AX, AX
+	JZ           done
+	LEAQ         masksAVX2<>+128(SB), DI
+	NEGQ         AX
+	VMOVUPS      (DI)(AX*4), Y1
+	VMASKMOVPS   (DX)(SI*4), Y1, Y2
+	VXORPS       constsAVX2<>+480(SB), Y2, Y3
+	VMOVUPS      Y3, Y4
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y4
+	VSUBPS       Y0, Y4, Y0
+	VMOVUPS      Y3, Y5
+	VFNMADD231PS constsAVX2<>+64(SB), Y0, Y5
+	VFNMADD231PS constsAVX2<>+96(SB), Y0, Y5
+	VMOVUPS      constsAVX2<>+256(SB), Y0
+	VFMADD213PS  constsAVX2<>+224(SB), Y5, Y0
+	VFMADD213PS  constsAVX2<>+192(SB), Y5, Y0
+	VFMADD213PS  constsAVX2<>+160(SB), Y5, Y0
+	VFMADD213PS  constsAVX2<>+128(SB), Y5, Y0
+	VFMADD213PS  constsAVX2<>+288(SB), Y5, Y0
+	VFMADD213PS  constsAVX2<>+288(SB), Y5, Y0
+	VPSLLD       $0x17, Y4, Y4
+	VPADDD       Y4, Y0, Y0
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y3, Y4
+	VANDPS       Y4, Y0, Y0
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y3, Y4
+	VADDPS       constsAVX2<>+416(SB), Y3, Y3
+	VBLENDVPS    Y4, Y3, Y0, Y0
+	VMASKMOVPS   (BX)(SI*4), Y1, Y3
+	VADDPS       constsAVX2<>+288(SB), Y0, Y0
+	VDIVPS       Y0, Y2, Y2
+	VMULPS       Y3, Y2, Y2
+	VMASKMOVPS   Y2, Y1, (CX)(SI*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func geluTanhAVX2(dst *float32, gate *float32, up *float32, n int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·geluTanhAVX2(SB), NOSPLIT, $0-32
+	VMOVUPS constsAVX2<>+0(SB), Y0
+	MOVQ    n+24(FP), AX
+	MOVQ    dst+0(FP), CX
+	MOVQ    gate+8(FP), DX
+	MOVQ    up+16(FP), BX
+	MOVQ    AX, SI
+	ANDQ    $-8, SI
+	LEAQ    (CX)(SI*4), CX
+	LEAQ    (DX)(SI*4), DX
+	LEAQ    (BX)(SI*4), BX
+	ANDQ    $+7, AX
+	NEGQ    SI
+	JZ      rest
+
+loop:
+	VMOVUPS      (DX)(SI*4), Y1
+	VMULPS       Y1, Y1, Y2
+	VMOVUPS      constsAVX2<>+544(SB), Y3
+	VFMADD213PS  constsAVX2<>+512(SB), Y2, Y3
+	VMULPS       Y1, Y3, Y3
+	VMOVUPS      Y3, Y2
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y2
+	VSUBPS       Y0, Y2, Y4
+	VMOVUPS      Y3, Y5
+	VFNMADD231PS constsAVX2<>+64(SB), Y4, Y5
+	VFNMADD231PS constsAVX2<>+96(SB), Y4, Y5
+	VMOVUPS      constsAVX2<>+256(SB), Y4
+	VFMADD213PS  constsAVX2<>+224(SB), Y5, Y4
+	VFMADD213PS  constsAVX2<>+192(SB), Y5, Y4
+	VFMADD213PS  constsAVX2<>+160(SB), Y5, Y4
+	VFMADD213PS  constsAVX2<>+128(SB), Y5, Y4
+	VFMADD213PS  constsAVX2<>+288(SB), Y5, Y4
+	VFMADD213PS  constsAVX2<>+288(SB), Y5, Y4
+	VPSLLD       $0x17, Y2, Y2
+	VPADDD       Y2, Y4, Y4
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y3, Y2
+	VANDPS       Y2, Y4, Y4
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y3, Y2
+	VADDPS       constsAVX2<>+416(SB), Y3, Y3
+	VBLENDVPS    Y2, Y3, Y4, Y4
+	VMOVUPS      (BX)(SI*4), Y2
+	VADDPS       constsAVX2<>+288(SB), Y4, Y4
+	VDIVPS       Y4, Y1, Y1
+	VMULPS       Y2, Y1, Y1
+	VMOVUPS      Y1, (CX)(SI*4)
+	ADDQ         $0x08, SI
+	JNZ          loop
+
+rest:
+	TESTQ        AX, AX
+	JZ           done
+	LEAQ         masksAVX2<>+128(SB), DI
+	NEGQ         AX
+	VMOVUPS      (DI)(AX*4), Y1
+	VMASKMOVPS   (DX)(SI*4), Y1, Y2
+	VMULPS       Y2, Y2, Y3
+	VMOVUPS      constsAVX2<>+544(SB), Y4
+	VFMADD213PS  constsAVX2<>+512(SB), Y3, Y4
+	VMULPS       Y2, Y4, Y4
+	VMOVUPS      Y4, Y3
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y3
+	VSUBPS       Y0, Y3, Y0
+	VMOVUPS      Y4, Y5
+	VFNMADD231PS constsAVX2<>+64(SB), Y0, Y5
+	VFNMADD231PS constsAVX2<>+96(SB), Y0, Y5
+	VMOVUPS      constsAVX2<>+256(SB), Y0
+	VFMADD213PS  constsAVX2<>+224(SB), Y5, Y0
+	VFMADD213PS  constsAVX2<>+192(SB), Y5, Y0
+	VFMADD213PS  constsAVX2<>+160(SB), Y5, Y0
+	VFMADD213PS  constsAVX2<>+128(SB), Y5, Y0
+	VFMADD213PS  constsAVX2<>+288(SB), Y5, Y0
+	VFMADD213PS  constsAVX2<>+288(SB), Y5, Y0
+	VPSLLD       $0x17, Y3, Y3
+	VPADDD       Y3, Y0, Y0
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y4, Y3
+	VANDPS       Y3, Y0, Y0
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y4, Y3
+	VADDPS       constsAVX2<>+416(SB), Y4, Y4
+	VBLENDVPS    Y3, Y4, Y0, Y0
+	VMASKMOVPS   (BX)(SI*4), Y1, Y3
+	VADDPS       constsAVX2<>+288(SB), Y0, Y0
+	VDIVPS       Y0, Y2, Y2
+	VMULPS       Y3, Y2, Y2
+	VMASKMOVPS   Y2, Y1, (CX)(SI*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func scaleLanesAVX2(o *float32, n int, corr *float32)
+// Requires: AVX
+TEXT ·scaleLanesAVX2(SB), NOSPLIT, $0-24
+	MOVQ    o+0(FP), AX
+	MOVQ    n+8(FP), CX
+	MOVQ    corr+16(FP), DX
+	VMOVUPS (DX), Y0
+	VMOVUPS 32(DX), Y1
+	VMOVUPS 64(DX), Y2
+	VMOVUPS 96(DX), Y3
+
+loop:
+	VMULPS  (AX), Y0, Y4
+	VMOVUPS Y4, (AX)
+	VMULPS  32(AX), Y1, Y4
+	VMOVUPS Y4, 32(AX)
+	VMULPS  64(AX), Y2, Y4
+	VMOVUPS Y4, 64(AX)
+	VMULPS  96(AX), Y3, Y4
+	VMOVUPS Y4, 96(AX)
+	ADDQ    $0x00000080, AX
+	DECQ    CX
+	JNZ     loop
+	VZEROUPPER
+	RET
+
+// func sumSquaresAVX2(x *float32, n int) float32
+// Requires: AVX
+TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-20
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   n+8(FP), AX
+	MOVQ   x+0(FP), CX
+	MOVQ   AX, DX
+	ANDQ   $-32, DX
+	LEAQ   (CX)(DX*4), CX
+	ANDQ   $+31, AX
+	NEGQ   DX
+	JZ     rest
+
+loop:
+	VMOVUPS (CX)(DX*4), Y4
+	VMULPS  Y4, Y4, Y4
+	VADDPS  Y4, Y0, Y0
+	VMOVUPS 32(CX)(DX*4), Y4
+	VMULPS  Y4, Y4, Y4
+	VADDPS  Y4, Y1, Y1
+	VMOVUPS 64(CX)(DX*4), Y4
+	VMULPS  Y4, Y4, Y4
+	VADDPS  Y4, Y2, Y2
+	VMOVUPS 96(CX)(DX*4), Y4
+	VMULPS  Y4, Y4, Y4
+	VADDPS  Y4, Y3, Y3
+	ADDQ    $0x20, DX
+	JNZ     loop
+
+rest:
+	TESTQ      AX, AX
+	JZ         done
+	LEAQ       masksAVX2<>+128(SB), BX
+	NEGQ       AX
+	VMOVUPS    (BX)(AX*4), Y4
+	VMOVUPS    32(BX)(AX*4), Y5
+	VMOVUPS    64(BX)(AX*4), Y6
+	VMOVUPS    96(BX)(AX*4), Y7
+	VMASKMOVPS (CX)(DX*4), Y4, Y4
+	VMULPS     Y4, Y4, Y4
+	VADDPS     Y4, Y0, Y0
+	VMASKMOVPS 32(CX)(DX*4), Y5, Y4
+	VMULPS     Y4, Y4, Y4
+	VADDPS     Y4, Y1, Y1
+	VMASKMOVPS 64(CX)(DX*4), Y6, Y4
+	VMULPS     Y4, Y4, Y4
+	VADDPS     Y4, Y2, Y2
+	VMASKMOVPS 96(CX)(DX*4), Y7, Y4
+	VMULPS     Y4, Y4, Y4
+	VADDPS     Y4, Y3, Y3
+
+done:
+	VADDPS       Y2, Y0, Y0
+	VADDPS       Y3, Y1, Y1
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSS       X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func maxAVX2(x *float32, n int) float32
+// Requires: AVX
+TEXT ·maxAVX2(SB), NOSPLIT, $0-20
+	MOVQ         n+8(FP), AX
+	MOVQ         x+0(FP), CX
+	VBROADCASTSS (CX), Y0
+	VBROADCASTSS (CX), Y1
+	VBROADCASTSS (CX), Y2
+	VBROADCASTSS (CX), Y3
+	VXORPS       Y4, Y4, Y4
+	MOVQ         AX, DX
+	ANDQ         $-32, DX
+	LEAQ         (CX)(DX*4), CX
+	ANDQ         $+31, AX
+	NEGQ         DX
+	JZ           rest
+
+loop:
+	VMOVUPS (CX)(DX*4), Y5
+	VMAXPS  Y0, Y5, Y0
+	VMOVUPS 32(CX)(DX*4), Y6
+	VMAXPS  Y1, Y6, Y1
+	VCMPPS  $0x03, Y5, Y6, Y6
+	VORPS   Y6, Y4, Y4
+	VMOVUPS 64(CX)(DX*4), Y5
+	VMAXPS  Y2, Y5, Y2
+	VMOVUPS 96(CX)(DX*4), Y6
+	VMAXPS  Y3, Y6, Y3
+	VCMPPS  $0x03, Y5, Y6, Y6
+	VORPS   Y6, Y4, Y4
+	ADDQ    $0x20, DX
+	JNZ     loop
+
+rest:
+	TESTQ      AX, AX
+	JZ         done
+	LEAQ       masksAVX2<>+128(SB), BX
+	NEGQ       AX
+	VMOVUPS    (BX)(AX*4), Y5
+	VMOVUPS    32(BX)(AX*4), Y6
+	VMOVUPS    64(BX)(AX*4), Y7
+	VMOVUPS    96(BX)(AX*4), Y8
+	VMASKMOVPS (CX)(DX*4), Y5, Y9
+	VMAXPS     Y0, Y9, Y10
+	VBLENDVPS  Y5, Y10, Y0, Y0
+	VMASKMOVPS 32(CX)(DX*4), Y6, Y5
+	VMAXPS     Y1, Y5, Y10
+	VBLENDVPS  Y6, Y10, Y1, Y1
+	VCMPPS     $0x03, Y9, Y5, Y5
+	VORPS      Y5, Y4, Y4
+	VMASKMOVPS 64(CX)(DX*4), Y7, Y5
+	VMAXPS     Y2, Y5, Y6
+	VBLENDVPS  Y7, Y6, Y2, Y2
+	VMASKMOVPS 96(CX)(DX*4), Y8, Y6
+	VMAXPS     Y3, Y6, Y7
+	VBLENDVPS  Y8, Y7, Y3, Y3
+	VCMPPS     $0x03, Y5, Y6, Y6
+	VORPS      Y6, Y4, Y4
+
+done:
+	VMOVMSKPS    Y4, AX
+	TESTL        AX, AX
+	JNZ          nan
+	VMAXPS       Y0, Y2, Y0
+	VMAXPS       Y1, Y3, Y1
+	VMAXPS       Y0, Y1, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VMAXPS       X0, X1, X0
+	VMOVHLPS     X0, X0, X1
+	VMAXPS       X0, X1, X0
+	VMOVSHDUP    X0, X1
+	VMAXPS       X0, X1, X0
+	VMOVSS       X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+nan:
+	MOVL $0x7fc00000, AX
+	MOVL AX, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func expSumAVX2(x *float32, n int, m float32) float64
+// Requires: AVX, AVX2, FMA3
+TEXT ·expSumAVX2(SB), NOSPLIT, $0-32
+	VMOVUPS      constsAVX2<>+0(SB), Y0
+	VBROADCASTSS m+16(FP), Y1
+	VXORPS       Y2, Y2, Y2
+	VXORPS       Y3, Y3, Y3
+	VXORPS       Y4, Y4, Y4
+	VXORPS       Y5, Y5, Y5
+	MOVQ         n+8(FP), AX
+	MOVQ         x+0(FP), CX
+	MOVQ         AX, DX
+	ANDQ         $-32, DX
+	LEAQ         (CX)(DX*4), CX
+	ANDQ         $+31, AX
+	NEGQ         DX
+	JZ           rest
+
+loop:
+	VMOVUPS      (CX)(DX*4), Y6
+	VSUBPS       Y1, Y6, Y6
+	VMOVUPS      Y6, Y7
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y7
+	VSUBPS       Y0, Y7, Y8
+	VMOVUPS      Y6, Y9
+	VFNMADD231PS constsAVX2<>+64(SB), Y8, Y9
+	VFNMADD231PS constsAVX2<>+96(SB), Y8, Y9
+	VMOVUPS      constsAVX2<>+256(SB), Y8
+	VFMADD213PS  constsAVX2<>+224(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+192(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+160(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+128(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+288(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+288(SB), Y9, Y8
+	VPSLLD       $0x17, Y7, Y7
+	VPADDD       Y7, Y8, Y8
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y6, Y7
+	VANDPS       Y7, Y8, Y8
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y6, Y7
+	VADDPS       constsAVX2<>+416(SB), Y6, Y6
+	VBLENDVPS    Y7, Y6, Y8, Y8
+	VADDPS       Y8, Y2, Y2
+	VMOVUPS      32(CX)(DX*4), Y6
+	VSUBPS       Y1, Y6, Y6
+	VMOVUPS      Y6, Y7
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y7
+	VSUBPS       Y0, Y7, Y8
+	VMOVUPS      Y6, Y9
+	VFNMADD231PS constsAVX2<>+64(SB), Y8, Y9
+	VFNMADD231PS constsAVX2<>+96(SB), Y8, Y9
+	VMOVUPS      constsAVX2<>+256(SB), Y8
+	VFMADD213PS  constsAVX2<>+224(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+192(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+160(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+128(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+288(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+288(SB), Y9, Y8
+	VPSLLD       $0x17, Y7, Y7
+	VPADDD       Y7, Y8, Y8
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y6, Y7
+	VANDPS       Y7, Y8, Y8
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y6, Y7
+	VADDPS       constsAVX2<>+416(SB), Y6, Y6
+	VBLENDVPS    Y7, Y6, Y8, Y8
+	VADDPS       Y8, Y3, Y3
+	VMOVUPS      64(CX)(DX*4), Y6
+	VSUBPS       Y1, Y6, Y6
+	VMOVUPS      Y6, Y7
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y7
+	VSUBPS       Y0, Y7, Y8
+	VMOVUPS      Y6, Y9
+	VFNMADD231PS constsAVX2<>+64(SB), Y8, Y9
+	VFNMADD231PS constsAVX2<>+96(SB), Y8, Y9
+	VMOVUPS      constsAVX2<>+256(SB), Y8
+	VFMADD213PS  constsAVX2<>+224(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+192(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+160(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+128(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+288(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+288(SB), Y9, Y8
+	VPSLLD       $0x17, Y7, Y7
+	VPADDD       Y7, Y8, Y8
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y6, Y7
+	VANDPS       Y7, Y8, Y8
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y6, Y7
+	VADDPS       constsAVX2<>+416(SB), Y6, Y6
+	VBLENDVPS    Y7, Y6, Y8, Y8
+	VADDPS       Y8, Y4, Y4
+	VMOVUPS      96(CX)(DX*4), Y6
+	VSUBPS       Y1, Y6, Y6
+	VMOVUPS      Y6, Y7
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y7
+	VSUBPS       Y0, Y7, Y8
+	VMOVUPS      Y6, Y9
+	VFNMADD231PS constsAVX2<>+64(SB), Y8, Y9
+	VFNMADD231PS constsAVX2<>+96(SB), Y8, Y9
+	VMOVUPS      constsAVX2<>+256(SB), Y8
+	VFMADD213PS  constsAVX2<>+224(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+192(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+160(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+128(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+288(SB), Y9, Y8
+	VFMADD213PS  constsAVX2<>+288(SB), Y9, Y8
+	VPSLLD       $0x17, Y7, Y7
+	VPADDD       Y7, Y8, Y8
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y6, Y7
+	VANDPS       Y7, Y8, Y8
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y6, Y7
+	VADDPS       constsAVX2<>+416(SB), Y6, Y6
+	VBLENDVPS    Y7, Y6, Y8, Y8
+	VADDPS       Y8, Y5, Y5
+	ADDQ         $0x20, DX
+	JNZ          loop
+
+rest:
+	TESTQ        AX, AX
+	JZ           done
+	LEAQ         masksAVX2<>+128(SB), BX
+	NEGQ         AX
+	VMOVUPS      (BX)(AX*4), Y6
+	VMOVUPS      32(BX)(AX*4), Y7
+	VMOVUPS      64(BX)(AX*4), Y8
+	VMOVUPS      96(BX)(AX*4), Y9
+	VMASKMOVPS   (CX)(DX*4), Y6, Y10
+	VSUBPS       Y1, Y10, Y10
+	VMOVUPS      Y10, Y11
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y11
+	VSUBPS       Y0, Y11, Y12
+	VMOVUPS      Y10, Y13
+	VFNMADD231PS constsAVX2<>+64(SB), Y12, Y13
+	VFNMADD231PS constsAVX2<>+96(SB), Y12, Y13
+	VMOVUPS      constsAVX2<>+256(SB), Y12
+	VFMADD213PS  constsAVX2<>+224(SB), Y13, Y12
+	VFMADD213PS  constsAVX2<>+192(SB), Y13, Y12
+	VFMADD213PS  constsAVX2<>+160(SB), Y13, Y12
+	VFMADD213PS  constsAVX2<>+128(SB), Y13, Y12
+	VFMADD213PS  constsAVX2<>+288(SB), Y13, Y12
+	VFMADD213PS  constsAVX2<>+288(SB), Y13, Y12
+	VPSLLD       $0x17, Y11, Y11
+	VPADDD       Y11, Y12, Y12
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y10, Y11
+	VANDPS       Y11, Y12, Y12
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y10, Y11
+	VADDPS       constsAVX2<>+416(SB), Y10, Y10
+	VBLENDVPS    Y11, Y10, Y12, Y12
+	VANDPS       Y6, Y12, Y12
+	VADDPS       Y12, Y2, Y2
+	VMASKMOVPS   32(CX)(DX*4), Y7, Y6
+	VSUBPS       Y1, Y6, Y6
+	VMOVUPS      Y6, Y10
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y10
+	VSUBPS       Y0, Y10, Y11
+	VMOVUPS      Y6, Y12
+	VFNMADD231PS constsAVX2<>+64(SB), Y11, Y12
+	VFNMADD231PS constsAVX2<>+96(SB), Y11, Y12
+	VMOVUPS      constsAVX2<>+256(SB), Y11
+	VFMADD213PS  constsAVX2<>+224(SB), Y12, Y11
+	VFMADD213PS  constsAVX2<>+192(SB), Y12, Y11
+	VFMADD213PS  constsAVX2<>+160(SB), Y12, Y11
+	VFMADD213PS  constsAVX2<>+128(SB), Y12, Y11
+	VFMADD213PS  constsAVX2<>+288(SB), Y12, Y11
+	VFMADD213PS  constsAVX2<>+288(SB), Y12, Y11
+	VPSLLD       $0x17, Y10, Y10
+	VPADDD       Y10, Y11, Y11
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y6, Y10
+	VANDPS       Y10, Y11, Y11
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y6, Y10
+	VADDPS       constsAVX2<>+416(SB), Y6, Y6
+	VBLENDVPS    Y10, Y6, Y11, Y11
+	VANDPS       Y7, Y11, Y11
+	VADDPS       Y11, Y3, Y3
+	VMASKMOVPS   64(CX)(DX*4), Y8, Y6
+	VSUBPS       Y1, Y6, Y6
+	VMOVUPS      Y6, Y7
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y7
+	VSUBPS       Y0, Y7, Y10
+	VMOVUPS      Y6, Y11
+	VFNMADD231PS constsAVX2<>+64(SB), Y10, Y11
+	VFNMADD231PS constsAVX2<>+96(SB), Y10, Y11
+	VMOVUPS      constsAVX2<>+256(SB), Y10
+	VFMADD213PS  constsAVX2<>+224(SB), Y11, Y10
+	VFMADD213PS  constsAVX2<>+192(SB), Y11, Y10
+	VFMADD213PS  constsAVX2<>+160(SB), Y11, Y10
+	VFMADD213PS  constsAVX2<>+128(SB), Y11, Y10
+	VFMADD213PS  constsAVX2<>+288(SB), Y11, Y10
+	VFMADD213PS  constsAVX2<>+288(SB), Y11, Y10
+	VPSLLD       $0x17, Y7, Y7
+	VPADDD       Y7, Y10, Y10
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y6, Y7
+	VANDPS       Y7, Y10, Y10
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y6, Y7
+	VADDPS       constsAVX2<>+416(SB), Y6, Y6
+	VBLENDVPS    Y7, Y6, Y10, Y10
+	VANDPS       Y8, Y10, Y10
+	VADDPS       Y10, Y4, Y4
+	VMASKMOVPS   96(CX)(DX*4), Y9, Y6
+	VSUBPS       Y1, Y6, Y6
+	VMOVUPS      Y6, Y1
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y1
+	VSUBPS       Y0, Y1, Y0
+	VMOVUPS      Y6, Y7
+	VFNMADD231PS constsAVX2<>+64(SB), Y0, Y7
+	VFNMADD231PS constsAVX2<>+96(SB), Y0, Y7
+	VMOVUPS      constsAVX2<>+256(SB), Y0
+	VFMADD213PS  constsAVX2<>+224(SB), Y7, Y0
+	VFMADD213PS  constsAVX2<>+192(SB), Y7, Y0
+	VFMADD213PS  constsAVX2<>+160(SB), Y7, Y0
+	VFMADD213PS  constsAVX2<>+128(SB), Y7, Y0
+	VFMADD213PS  constsAVX2<>+288(SB), Y7, Y0
+	VFMADD213PS  constsAVX2<>+288(SB), Y7, Y0
+	VPSLLD       $0x17, Y1, Y1
+	VPADDD       Y1, Y0, Y0
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y6, Y1
+	VANDPS       Y1, Y0, Y0
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y6, Y1
+	VADDPS       constsAVX2<>+416(SB), Y6, Y6
+	VBLENDVPS    Y1, Y6, Y0, Y0
+	VANDPS       Y9, Y0, Y0
+	VADDPS       Y0, Y5, Y5
+
+done:
+	VCVTPS2PD    X2, Y0
+	VEXTRACTF128 $0x01, Y2, X1
+	VCVTPS2PD    X1, Y1
+	VCVTPS2PD    X3, Y2
+	VEXTRACTF128 $0x01, Y3, X3
+	VCVTPS2PD    X3, Y3
+	VCVTPS2PD    X4, Y6
+	VEXTRACTF128 $0x01, Y4, X4
+	VCVTPS2PD    X4, Y4
+	VCVTPS2PD    X5, Y7
+	VEXTRACTF128 $0x01, Y5, X5
+	VCVTPS2PD    X5, Y5
+	VADDPD       Y6, Y0, Y0
+	VADDPD       Y4, Y1, Y1
+	VADDPD       Y7, Y2, Y2
+	VADDPD       Y5, Y3, Y3
+	VADDPD       Y2, Y0, Y0
+	VADDPD       Y3, Y1, Y1
+	VADDPD       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPD       X1, X0, X0
+	VUNPCKHPD    X0, X0, X1
+	VADDSD       X1, X0, X0
+	VMOVSD       X0, ret+24(FP)
 	VZEROUPPER
 	RET
 
@@ -1254,6 +2573,288 @@ loop:
 	VMOVUPS   Y0, (AX)(DX*4)
 	ADDQ      $0x08, DX
 	JNZ       loop
+	VZEROUPPER
+	RET
+
+// func gatherAVX2(dst *float32, src *float32, off *int, n int)
+// Requires: AVX, AVX2
+TEXT ·gatherAVX2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ off+16(FP), DX
+	MOVQ $0x00000004, BX
+
+group:
+	MOVQ AX, SI
+	MOVQ n+24(FP), DI
+	MOVQ CX, R8
+
+loop:
+	MOVQ        (DX), R9
+	VMOVDQU     (R8)(R9*4), X0
+	MOVQ        32(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*4), Y0, Y0
+	MOVQ        8(DX), R9
+	VMOVDQU     (R8)(R9*4), X1
+	MOVQ        40(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*4), Y1, Y1
+	MOVQ        16(DX), R9
+	VMOVDQU     (R8)(R9*4), X2
+	MOVQ        48(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*4), Y2, Y2
+	MOVQ        24(DX), R9
+	VMOVDQU     (R8)(R9*4), X3
+	MOVQ        56(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*4), Y3, Y3
+	VUNPCKLPS   Y1, Y0, Y4
+	VUNPCKHPS   Y1, Y0, Y0
+	VUNPCKLPS   Y3, Y2, Y1
+	VUNPCKHPS   Y3, Y2, Y2
+	VUNPCKLPD   Y1, Y4, Y3
+	VUNPCKHPD   Y1, Y4, Y4
+	VUNPCKLPD   Y2, Y0, Y1
+	VUNPCKHPD   Y2, Y0, Y0
+	VMOVUPS     Y3, (SI)
+	VMOVUPS     Y4, 128(SI)
+	VMOVUPS     Y1, 256(SI)
+	VMOVUPS     Y0, 384(SI)
+	ADDQ        $0x00000200, SI
+	ADDQ        $0x10, R8
+	SUBQ        $0x04, DI
+	JNZ         loop
+	ADDQ        $0x20, AX
+	ADDQ        $0x00000040, DX
+	DECQ        BX
+	JNZ         group
+	VZEROUPPER
+	RET
+
+// func pack32AVX2(dst *float32, src *float32, off *int, n int, expMask uint32) bool
+// Requires: AVX, AVX2
+TEXT ·pack32AVX2(SB), NOSPLIT, $0-41
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         off+16(FP), DX
+	VBROADCASTSS expMask+32(FP), Y0
+	VXORPS       Y1, Y1, Y1
+	MOVQ         $0x00000004, BX
+
+group:
+	MOVQ AX, SI
+	MOVQ n+24(FP), DI
+	MOVQ CX, R8
+
+loop:
+	MOVQ        (DX), R9
+	VMOVDQU     (R8)(R9*4), X2
+	MOVQ        32(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*4), Y2, Y2
+	VPAND       Y0, Y2, Y6
+	VPMAXUD     Y6, Y1, Y1
+	MOVQ        8(DX), R9
+	VMOVDQU     (R8)(R9*4), X3
+	MOVQ        40(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*4), Y3, Y3
+	VPAND       Y0, Y3, Y6
+	VPMAXUD     Y6, Y1, Y1
+	MOVQ        16(DX), R9
+	VMOVDQU     (R8)(R9*4), X4
+	MOVQ        48(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*4), Y4, Y4
+	VPAND       Y0, Y4, Y6
+	VPMAXUD     Y6, Y1, Y1
+	MOVQ        24(DX), R9
+	VMOVDQU     (R8)(R9*4), X5
+	MOVQ        56(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*4), Y5, Y5
+	VPAND       Y0, Y5, Y6
+	VPMAXUD     Y6, Y1, Y1
+	VUNPCKLPS   Y3, Y2, Y6
+	VUNPCKHPS   Y3, Y2, Y2
+	VUNPCKLPS   Y5, Y4, Y3
+	VUNPCKHPS   Y5, Y4, Y4
+	VUNPCKLPD   Y3, Y6, Y5
+	VUNPCKHPD   Y3, Y6, Y6
+	VUNPCKLPD   Y4, Y2, Y3
+	VUNPCKHPD   Y4, Y2, Y2
+	VMOVUPS     Y5, (SI)
+	VMOVUPS     Y6, 128(SI)
+	VMOVUPS     Y3, 256(SI)
+	VMOVUPS     Y2, 384(SI)
+	ADDQ        $0x00000200, SI
+	ADDQ        $0x10, R8
+	SUBQ        $0x04, DI
+	JNZ         loop
+	ADDQ        $0x20, AX
+	ADDQ        $0x00000040, DX
+	DECQ        BX
+	JNZ         group
+	VPCMPEQD    Y0, Y1, Y1
+	VPMOVMSKB   Y1, AX
+	TESTL       AX, AX
+	SETNE       ret+40(FP)
+	VZEROUPPER
+	RET
+
+// func pack16AVX2(dst *uint16, src *uint16, off *int, n int, expMask uint32) bool
+// Requires: AVX, AVX2
+TEXT ·pack16AVX2(SB), NOSPLIT, $0-41
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         off+16(FP), DX
+	VBROADCASTSS expMask+32(FP), Y0
+	VXORPS       Y1, Y1, Y1
+	MOVQ         $0x00000002, BX
+
+group:
+	MOVQ AX, SI
+	MOVQ n+24(FP), DI
+	MOVQ CX, R8
+
+loop:
+	MOVQ        (DX), R9
+	VMOVDQU     (R8)(R9*2), X2
+	MOVQ        64(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*2), Y2, Y2
+	VPAND       Y0, Y2, Y10
+	VPMAXUW     Y10, Y1, Y1
+	MOVQ        8(DX), R9
+	VMOVDQU     (R8)(R9*2), X3
+	MOVQ        72(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*2), Y3, Y3
+	VPAND       Y0, Y3, Y10
+	VPMAXUW     Y10, Y1, Y1
+	MOVQ        16(DX), R9
+	VMOVDQU     (R8)(R9*2), X4
+	MOVQ        80(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*2), Y4, Y4
+	VPAND       Y0, Y4, Y10
+	VPMAXUW     Y10, Y1, Y1
+	MOVQ        24(DX), R9
+	VMOVDQU     (R8)(R9*2), X5
+	MOVQ        88(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*2), Y5, Y5
+	VPAND       Y0, Y5, Y10
+	VPMAXUW     Y10, Y1, Y1
+	MOVQ        32(DX), R9
+	VMOVDQU     (R8)(R9*2), X6
+	MOVQ        96(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*2), Y6, Y6
+	VPAND       Y0, Y6, Y10
+	VPMAXUW     Y10, Y1, Y1
+	MOVQ        40(DX), R9
+	VMOVDQU     (R8)(R9*2), X7
+	MOVQ        104(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*2), Y7, Y7
+	VPAND       Y0, Y7, Y10
+	VPMAXUW     Y10, Y1, Y1
+	MOVQ        48(DX), R9
+	VMOVDQU     (R8)(R9*2), X8
+	MOVQ        112(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*2), Y8, Y8
+	VPAND       Y0, Y8, Y10
+	VPMAXUW     Y10, Y1, Y1
+	MOVQ        56(DX), R9
+	VMOVDQU     (R8)(R9*2), X9
+	MOVQ        120(DX), R9
+	VINSERTI128 $0x01, (R8)(R9*2), Y9, Y9
+	VPAND       Y0, Y9, Y10
+	VPMAXUW     Y10, Y1, Y1
+	VPUNPCKLWD  Y3, Y2, Y10
+	VPUNPCKHWD  Y3, Y2, Y2
+	VPUNPCKLWD  Y5, Y4, Y3
+	VPUNPCKHWD  Y5, Y4, Y4
+	VPUNPCKLWD  Y7, Y6, Y5
+	VPUNPCKHWD  Y7, Y6, Y6
+	VPUNPCKLWD  Y9, Y8, Y7
+	VPUNPCKHWD  Y9, Y8, Y8
+	VPUNPCKLDQ  Y3, Y10, Y9
+	VPUNPCKHDQ  Y3, Y10, Y10
+	VPUNPCKLDQ  Y4, Y2, Y3
+	VPUNPCKHDQ  Y4, Y2, Y2
+	VPUNPCKLDQ  Y7, Y5, Y4
+	VPUNPCKHDQ  Y7, Y5, Y5
+	VPUNPCKLDQ  Y8, Y6, Y7
+	VPUNPCKHDQ  Y8, Y6, Y6
+	VPUNPCKLQDQ Y4, Y9, Y8
+	VPUNPCKHQDQ Y4, Y9, Y9
+	VPUNPCKLQDQ Y5, Y10, Y4
+	VPUNPCKHQDQ Y5, Y10, Y10
+	VPUNPCKLQDQ Y7, Y3, Y5
+	VPUNPCKHQDQ Y7, Y3, Y3
+	VPUNPCKLQDQ Y6, Y2, Y7
+	VPUNPCKHQDQ Y6, Y2, Y2
+	VMOVUPS     Y8, (SI)
+	VMOVUPS     Y9, 64(SI)
+	VMOVUPS     Y4, 128(SI)
+	VMOVUPS     Y10, 192(SI)
+	VMOVUPS     Y5, 256(SI)
+	VMOVUPS     Y3, 320(SI)
+	VMOVUPS     Y7, 384(SI)
+	VMOVUPS     Y2, 448(SI)
+	ADDQ        $0x00000200, SI
+	ADDQ        $0x10, R8
+	SUBQ        $0x08, DI
+	JNZ         loop
+	ADDQ        $0x20, AX
+	ADDQ        $0x00000080, DX
+	DECQ        BX
+	JNZ         group
+	VPCMPEQW    Y0, Y1, Y1
+	VPMOVMSKB   Y1, AX
+	TESTL       AX, AX
+	SETNE       ret+40(FP)
+	VZEROUPPER
+	RET
+
+// func scatterAVX2(dst *float32, off *int, src *float32, inv *float32, n int)
+// Requires: AVX, AVX2
+TEXT ·scatterAVX2(SB), NOSPLIT, $0-40
+	MOVQ    dst+0(FP), AX
+	MOVQ    off+8(FP), CX
+	MOVQ    src+16(FP), DX
+	MOVQ    inv+24(FP), BX
+	MOVQ    n+32(FP), SI
+	VMOVUPS (BX), Y0
+	VXORPS  Y1, Y1, Y1
+
+loop:
+	VMULPS       (DX), Y0, Y2
+	VADDPS       Y1, Y2, Y2
+	VMULPS       128(DX), Y0, Y3
+	VADDPS       Y1, Y3, Y3
+	VMULPS       256(DX), Y0, Y4
+	VADDPS       Y1, Y4, Y4
+	VMULPS       384(DX), Y0, Y5
+	VADDPS       Y1, Y5, Y5
+	VUNPCKLPS    Y3, Y2, Y6
+	VUNPCKHPS    Y3, Y2, Y2
+	VUNPCKLPS    Y5, Y4, Y3
+	VUNPCKHPS    Y5, Y4, Y4
+	VUNPCKLPD    Y3, Y6, Y5
+	VUNPCKHPD    Y3, Y6, Y6
+	VUNPCKLPD    Y4, Y2, Y3
+	VUNPCKHPD    Y4, Y2, Y2
+	MOVQ         56(CX), BX
+	VEXTRACTI128 $0x01, Y2, (AX)(BX*4)
+	MOVQ         48(CX), BX
+	VEXTRACTI128 $0x01, Y3, (AX)(BX*4)
+	MOVQ         40(CX), BX
+	VEXTRACTI128 $0x01, Y6, (AX)(BX*4)
+	MOVQ         32(CX), BX
+	VEXTRACTI128 $0x01, Y5, (AX)(BX*4)
+	MOVQ         24(CX), BX
+	VMOVDQU      X2, (AX)(BX*4)
+	MOVQ         16(CX), BX
+	VMOVDQU      X3, (AX)(BX*4)
+	MOVQ         8(CX), BX
+	VMOVDQU      X6, (AX)(BX*4)
+	MOVQ         (CX), BX
+	VMOVDQU      X5, (AX)(BX*4)
+	ADDQ         $0x00000200, DX
+	ADDQ         $0x10, AX
+	SUBQ         $0x04, SI
+	JNZ          loop
 	VZEROUPPER
 	RET
 

@@ -4,125 +4,135 @@
 
 package kernel
 
-// gemm12x1AVX512 computes 12 rows of 32 columns of c over k steps, a having stride 1 along k.
+// gemm12AVX512 computes 12 rows of 32 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm12x1AVX512(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func gemm12AVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm12xKAVX512 computes 12 rows of 32 columns of c over k steps, a having any stride acs along k.
+// gemm11AVX512 computes 11 rows of 32 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm12xKAVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func gemm11AVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm11x1AVX512 computes 11 rows of 32 columns of c over k steps, a having stride 1 along k.
+// gemm10AVX512 computes 10 rows of 32 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm11x1AVX512(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func gemm10AVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm11xKAVX512 computes 11 rows of 32 columns of c over k steps, a having any stride acs along k.
+// gemm9AVX512 computes 9 rows of 32 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm11xKAVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func gemm9AVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm10x1AVX512 computes 10 rows of 32 columns of c over k steps, a having stride 1 along k.
+// gemm8AVX512 computes 8 rows of 32 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm10x1AVX512(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func gemm8AVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm10xKAVX512 computes 10 rows of 32 columns of c over k steps, a having any stride acs along k.
+// gemm7AVX512 computes 7 rows of 32 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm10xKAVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func gemm7AVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm9x1AVX512 computes 9 rows of 32 columns of c over k steps, a having stride 1 along k.
+// gemm6AVX512 computes 6 rows of 32 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm9x1AVX512(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func gemm6AVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm9xKAVX512 computes 9 rows of 32 columns of c over k steps, a having any stride acs along k.
+// gemm5AVX512 computes 5 rows of 32 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm9xKAVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func gemm5AVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm8x1AVX512 computes 8 rows of 32 columns of c over k steps, a having stride 1 along k.
+// gemm4AVX512 computes 4 rows of 32 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm8x1AVX512(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func gemm4AVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm8xKAVX512 computes 8 rows of 32 columns of c over k steps, a having any stride acs along k.
+// gemm3AVX512 computes 3 rows of 32 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm8xKAVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func gemm3AVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm7x1AVX512 computes 7 rows of 32 columns of c over k steps, a having stride 1 along k.
+// gemm2AVX512 computes 2 rows of 32 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm7x1AVX512(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func gemm2AVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm7xKAVX512 computes 7 rows of 32 columns of c over k steps, a having any stride acs along k.
+// gemm1AVX512 computes 1 rows of 32 columns of c over k steps, a having any stride acs along k.
 //
 //go:noescape
-func gemm7xKAVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func gemm1AVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 
-// gemm6x1AVX512 computes 6 rows of 32 columns of c over k steps, a having stride 1 along k.
+// accum8AVX512 adds n keys to 8 rows of 32 lanes of o where lo <= key < hi.
 //
 //go:noescape
-func gemm6x1AVX512(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func accum8AVX512(o *float32, v *float32, vs int, p *float32, n int, key0 int32, lo *int32, hi *int32)
 
-// gemm6xKAVX512 computes 6 rows of 32 columns of c over k steps, a having any stride acs along k.
+// accum4AVX512 adds n keys to 4 rows of 32 lanes of o where lo <= key < hi.
 //
 //go:noescape
-func gemm6xKAVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func accum4AVX512(o *float32, v *float32, vs int, p *float32, n int, key0 int32, lo *int32, hi *int32)
 
-// gemm5x1AVX512 computes 5 rows of 32 columns of c over k steps, a having stride 1 along k.
+// accum2AVX512 adds n keys to 2 rows of 32 lanes of o where lo <= key < hi.
 //
 //go:noescape
-func gemm5x1AVX512(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func accum2AVX512(o *float32, v *float32, vs int, p *float32, n int, key0 int32, lo *int32, hi *int32)
 
-// gemm5xKAVX512 computes 5 rows of 32 columns of c over k steps, a having any stride acs along k.
+// accum1AVX512 adds n keys to 1 rows of 32 lanes of o where lo <= key < hi.
 //
 //go:noescape
-func gemm5xKAVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func accum1AVX512(o *float32, v *float32, vs int, p *float32, n int, key0 int32, lo *int32, hi *int32)
 
-// gemm4x1AVX512 computes 4 rows of 32 columns of c over k steps, a having stride 1 along k.
+// softmaxBlockAVX512 updates the online softmax of 32 lanes by n keys.
 //
 //go:noescape
-func gemm4x1AVX512(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func softmaxBlockAVX512(s *float32, n int, scale float32, key0 int32, lo *int32, hi *int32, mx *float32, sum *float32, corr *float32)
 
-// gemm4xKAVX512 computes 4 rows of 32 columns of c over k steps, a having any stride acs along k.
+// addAVX512 adds n values of x to dst.
 //
 //go:noescape
-func gemm4xKAVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func addAVX512(dst *float32, x *float32, n int)
 
-// gemm3x1AVX512 computes 3 rows of 32 columns of c over k steps, a having stride 1 along k.
+// scaleNormAVX512 is dst = x * r * (offset + w) for n values.
 //
 //go:noescape
-func gemm3x1AVX512(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func scaleNormAVX512(dst *float32, x *float32, w *float32, r float32, offset float32, n int)
 
-// gemm3xKAVX512 computes 3 rows of 32 columns of c over k steps, a having any stride acs along k.
+// ropeAVX512 rotates n pairs (x, y).
 //
 //go:noescape
-func gemm3xKAVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func ropeAVX512(x *float32, y *float32, cos *float32, sin *float32, n int)
 
-// gemm2x1AVX512 computes 2 rows of 32 columns of c over k steps, a having stride 1 along k.
+// siluAVX512 is dst = gate / (1 + exp(-gate)) * up for n values.
 //
 //go:noescape
-func gemm2x1AVX512(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func siluAVX512(dst *float32, gate *float32, up *float32, n int)
 
-// gemm2xKAVX512 computes 2 rows of 32 columns of c over k steps, a having any stride acs along k.
+// geluTanhAVX512 is dst = gelu(gate) * up for n values, in the tanh form: 0.5 x (1 + tanh(y)) = x / (1 + exp(-2y)).
 //
 //go:noescape
-func gemm2xKAVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func geluTanhAVX512(dst *float32, gate *float32, up *float32, n int)
 
-// gemm1x1AVX512 computes 1 rows of 32 columns of c over k steps, a having stride 1 along k.
+// scaleLanesAVX512 multiplies n rows of 32 lanes by corr.
 //
 //go:noescape
-func gemm1x1AVX512(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)
+func scaleLanesAVX512(o *float32, n int, corr *float32)
 
-// gemm1xKAVX512 computes 1 rows of 32 columns of c over k steps, a having any stride acs along k.
+// sumSquaresAVX512 is the sum of the squares of n values.
 //
 //go:noescape
-func gemm1xKAVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
+func sumSquaresAVX512(x *float32, n int) float32
+
+// maxAVX512 is the largest of n values, NaN if any is NaN. n is positive.
+//
+//go:noescape
+func maxAVX512(x *float32, n int) float32
+
+// expSumAVX512 is the sum of exp(x-m) over n values: float32 lanes, the tree in float64.
+//
+//go:noescape
+func expSumAVX512(x *float32, n int, m float32) float64
 
 // widenBF16AVX512 widens n values; n is a positive multiple of 16.
 //
@@ -133,6 +143,26 @@ func widenBF16AVX512(dst *float32, src *uint16, n int)
 //
 //go:noescape
 func widenF16AVX512(dst *float32, src *uint16, n int)
+
+// gatherAVX512 transposes 32 rows of n float32, a positive multiple of 4, into lanes.
+//
+//go:noescape
+func gatherAVX512(dst *float32, src *float32, off *int, n int)
+
+// pack32AVX512 transposes 32 rows of n float32, a positive multiple of 4, into lanes; it tells of NaN and infinity.
+//
+//go:noescape
+func pack32AVX512(dst *float32, src *float32, off *int, n int, expMask uint32) bool
+
+// pack16AVX512 transposes 32 rows of n 16-bit values, a positive multiple of 8, into lanes; it tells of NaN and infinity. expMask holds the mask twice.
+//
+//go:noescape
+func pack16AVX512(dst *uint16, src *uint16, off *int, n int, expMask uint32) bool
+
+// scatterAVX512 writes the first lanes of n rows of src, a register full of them, to rows of dst, multiplied by inv; n is a positive multiple of 4. Of lanes with the same off the lowest wins.
+//
+//go:noescape
+func scatterAVX512(dst *float32, off *int, src *float32, inv *float32, n int)
 
 // peakAVX512 runs n rounds of 12 independent fused multiply-adds of a register.
 func peakAVX512(n int)

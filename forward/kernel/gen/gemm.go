@@ -9,11 +9,14 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// gemms writes the microkernels for 1..v.rows rows, each for unit stride along k and for any stride.
+// gemms writes the microkernels for 1..v.rows rows. The narrow ones also come unrolled for unit stride along k, where
+// there are so few multiply-adds per step that a processor that decodes four instructions per cycle would feel the pointer arithmetic.
 func gemms(v isa) {
 	for m := v.rows; m >= 1; m-- {
-		gemm(v, m, true)
 		gemm(v, m, false)
+		if !v.wide() {
+			gemm(v, m, true)
+		}
 	}
 }
 
@@ -21,15 +24,13 @@ func gemms(v isa) {
 // of the panel (v.cols values) and, for each row of a, broadcasts one value and multiplies. The rows of a are addressed
 // from one pointer per four rows plus 0, 1, 2, 3 strides.
 func gemm(v isa, m int, unit bool) {
-	name, sig := fmt.Sprintf("gemm%dxK%s", m, v.suffix), "func(c *float32, ldc int, a *float32, ars, acs int, b *float32, k int, acc bool)"
+	name, sig := fmt.Sprintf("gemm%d%s", m, v.suffix), "func(c *float32, ldc int, a *float32, ars, acs int, b *float32, k int, acc bool)"
 	what := "any stride acs"
 	if unit {
-		name, sig = fmt.Sprintf("gemm%dx1%s", m, v.suffix), "func(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)"
+		name, sig = fmt.Sprintf("gemmUnit%d%s", m, v.suffix), "func(c *float32, ldc int, a *float32, ars int, b *float32, k int, acc bool)"
 		what = "stride 1"
 	}
-	TEXT(name, attr.NOSPLIT, sig)
-	Doc(fmt.Sprintf("%s computes %d rows of %d columns of c over k steps, a having %s along k.", name, m, v.cols, what))
-	Pragma("noescape")
+	text(name, sig, fmt.Sprintf("computes %d rows of %d columns of c over k steps, a having %s along k.", m, v.cols, what))
 
 	c, ldc := arg("c"), arg("ldc")
 	SHLQ(operand.Imm(2), ldc)

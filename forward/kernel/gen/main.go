@@ -21,8 +21,17 @@ func main() {
 		log.Fatalf("gen: unknown -isa %q", *isa)
 	}
 	ConstraintExpr("amd64,!noasm")
+	constants(v)
 	gemms(v)
+	accum(v)
+	softmax(v)
+	elementwise(v)
+	reductions(v)
 	widen(v)
+	rowsToLanes(v, "gather", 4, false)
+	rowsToLanes(v, "pack32", 4, true)
+	rowsToLanes(v, "pack16", 2, true)
+	lanesToRows(v)
 	peak(v)
 	Generate()
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 
-	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 )
@@ -11,10 +10,7 @@ import (
 // widen writes the conversions of 16-bit floating point to float32, for multiples of v.w.
 func widen(v isa) {
 	for _, kind := range []string{"BF16", "F16"} {
-		name := "widen" + kind + v.suffix
-		TEXT(name, attr.NOSPLIT, "func(dst *float32, src *uint16, n int)")
-		Doc(fmt.Sprintf("%s widens n values; n is a positive multiple of %d.", name, v.w))
-		Pragma("noescape")
+		text("widen"+kind+v.suffix, "func(dst *float32, src *uint16, n int)", fmt.Sprintf("widens n values; n is a positive multiple of %d.", v.w))
 		dst, src, n := arg("dst"), arg("src"), arg("n")
 		LEAQ(idx(src, n, 2, 0), src)
 		LEAQ(idx(dst, n, 4, 0), dst)
