@@ -1636,9 +1636,9 @@ TEXT ·softmaxBlockAVX2(SB), NOSPLIT, $0-64
 lanes:
 	VBROADCASTSS scale+16(FP), Y0
 	VBROADCASTSS key0+20(FP), Y1
-	VMOVUPS      constsAVX2<>+448(SB), Y2
-	VMOVUPS      constsAVX2<>+576(SB), Y3
-	VMOVUPS      constsAVX2<>+0(SB), Y4
+	VMOVUPS      constsAVX2<>+0(SB), Y2
+	VMOVUPS      constsAVX2<>+448(SB), Y3
+	VMOVUPS      constsAVX2<>+576(SB), Y4
 	VMOVUPS      (CX)(R8*1), Y5
 	VMOVUPS      (DX)(R8*1), Y6
 	VMOVUPS      (BX)(R8*1), Y7
@@ -1655,17 +1655,17 @@ scores:
 	VPCMPGTD  Y1, Y6, Y12
 	VPANDN    Y12, Y11, Y12
 	VMULPS    (R9), Y0, Y11
-	VBLENDVPS Y12, Y11, Y2, Y11
+	VBLENDVPS Y12, Y11, Y3, Y11
 	VMOVUPS   Y11, (R9)
 	VMAXPS    Y7, Y11, Y7
 	VPCMPGTD  Y1, Y8, Y11
 	VPCMPGTD  Y1, Y9, Y12
 	VPANDN    Y12, Y11, Y12
 	VMULPS    32(R9), Y0, Y11
-	VBLENDVPS Y12, Y11, Y2, Y11
+	VBLENDVPS Y12, Y11, Y3, Y11
 	VMOVUPS   Y11, 32(R9)
 	VMAXPS    Y10, Y11, Y10
-	VPADDD    Y3, Y1, Y1
+	VPADDD    Y4, Y1, Y1
 	ADDQ      $0x00000080, R9
 	DECQ      R10
 	JNZ       scores
@@ -1674,9 +1674,9 @@ found:
 	VMOVUPS      (BX)(R8*1), Y0
 	VMOVUPS      Y7, (BX)(R8*1)
 	VSUBPS       Y7, Y0, Y1
-	VMOVUPS      Y1, Y3
-	VFMADD132PS  constsAVX2<>+32(SB), Y4, Y3
-	VSUBPS       Y4, Y3, Y5
+	VMOVUPS      Y1, Y4
+	VFMADD132PS  constsAVX2<>+32(SB), Y2, Y4
+	VSUBPS       Y2, Y4, Y5
 	VMOVUPS      Y1, Y6
 	VFNMADD231PS constsAVX2<>+64(SB), Y5, Y6
 	VFNMADD231PS constsAVX2<>+96(SB), Y5, Y6
@@ -1687,23 +1687,23 @@ found:
 	VFMADD213PS  constsAVX2<>+128(SB), Y6, Y5
 	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
 	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
-	VPSLLD       $0x17, Y3, Y3
-	VPADDD       Y3, Y5, Y5
-	VCMPPS       $0x05, constsAVX2<>+320(SB), Y1, Y3
-	VANDPS       Y3, Y5, Y5
+	VPSLLD       $0x17, Y4, Y4
+	VPADDD       Y4, Y5, Y5
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y1, Y4
+	VANDPS       Y4, Y5, Y5
 	VCMPPS       $0x03, Y1, Y1, Y1
 	VORPS        Y1, Y5, Y5
 	VCMPPS       $0x00, Y0, Y7, Y0
 	VBLENDVPS    Y0, constsAVX2<>+288(SB), Y5, Y5
-	VCMPPS       $0x00, Y2, Y7, Y0
+	VCMPPS       $0x00, Y3, Y7, Y0
 	VANDNPS      Y7, Y0, Y7
 	VMOVUPS      Y5, (DI)(R8*1)
 	VMOVUPS      32(BX)(R8*1), Y0
 	VMOVUPS      Y10, 32(BX)(R8*1)
 	VSUBPS       Y10, Y0, Y1
-	VMOVUPS      Y1, Y3
-	VFMADD132PS  constsAVX2<>+32(SB), Y4, Y3
-	VSUBPS       Y4, Y3, Y5
+	VMOVUPS      Y1, Y4
+	VFMADD132PS  constsAVX2<>+32(SB), Y2, Y4
+	VSUBPS       Y2, Y4, Y5
 	VMOVUPS      Y1, Y6
 	VFNMADD231PS constsAVX2<>+64(SB), Y5, Y6
 	VFNMADD231PS constsAVX2<>+96(SB), Y5, Y6
@@ -1714,15 +1714,15 @@ found:
 	VFMADD213PS  constsAVX2<>+128(SB), Y6, Y5
 	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
 	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
-	VPSLLD       $0x17, Y3, Y3
-	VPADDD       Y3, Y5, Y5
-	VCMPPS       $0x05, constsAVX2<>+320(SB), Y1, Y3
-	VANDPS       Y3, Y5, Y5
+	VPSLLD       $0x17, Y4, Y4
+	VPADDD       Y4, Y5, Y5
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y1, Y4
+	VANDPS       Y4, Y5, Y5
 	VCMPPS       $0x03, Y1, Y1, Y1
 	VORPS        Y1, Y5, Y5
 	VCMPPS       $0x00, Y0, Y10, Y0
 	VBLENDVPS    Y0, constsAVX2<>+288(SB), Y5, Y5
-	VCMPPS       $0x00, Y2, Y10, Y0
+	VCMPPS       $0x00, Y3, Y10, Y0
 	VANDNPS      Y10, Y0, Y10
 	VMOVUPS      Y5, 32(DI)(R8*1)
 	VXORPS       Y0, Y0, Y0
@@ -1733,12 +1733,12 @@ found:
 	JZ           summed
 
 weights:
-	VMOVUPS      (R9), Y2
-	VSUBPS       Y7, Y2, Y2
-	VMOVUPS      Y2, Y3
-	VFMADD132PS  constsAVX2<>+32(SB), Y4, Y3
-	VSUBPS       Y4, Y3, Y5
-	VMOVUPS      Y2, Y6
+	VMOVUPS      (R9), Y3
+	VSUBPS       Y7, Y3, Y3
+	VMOVUPS      Y3, Y4
+	VFMADD132PS  constsAVX2<>+32(SB), Y2, Y4
+	VSUBPS       Y2, Y4, Y5
+	VMOVUPS      Y3, Y6
 	VFNMADD231PS constsAVX2<>+64(SB), Y5, Y6
 	VFNMADD231PS constsAVX2<>+96(SB), Y5, Y6
 	VMOVUPS      constsAVX2<>+256(SB), Y5
@@ -1748,20 +1748,20 @@ weights:
 	VFMADD213PS  constsAVX2<>+128(SB), Y6, Y5
 	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
 	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
-	VPSLLD       $0x17, Y3, Y3
-	VPADDD       Y3, Y5, Y5
-	VCMPPS       $0x05, constsAVX2<>+320(SB), Y2, Y3
-	VANDPS       Y3, Y5, Y5
-	VCMPPS       $0x03, Y2, Y2, Y2
-	VORPS        Y2, Y5, Y5
+	VPSLLD       $0x17, Y4, Y4
+	VPADDD       Y4, Y5, Y5
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y3, Y4
+	VANDPS       Y4, Y5, Y5
+	VCMPPS       $0x03, Y3, Y3, Y3
+	VORPS        Y3, Y5, Y5
 	VMOVUPS      Y5, (R9)
 	VADDPS       Y5, Y0, Y0
-	VMOVUPS      32(R9), Y2
-	VSUBPS       Y10, Y2, Y2
-	VMOVUPS      Y2, Y3
-	VFMADD132PS  constsAVX2<>+32(SB), Y4, Y3
-	VSUBPS       Y4, Y3, Y5
-	VMOVUPS      Y2, Y6
+	VMOVUPS      32(R9), Y3
+	VSUBPS       Y10, Y3, Y3
+	VMOVUPS      Y3, Y4
+	VFMADD132PS  constsAVX2<>+32(SB), Y2, Y4
+	VSUBPS       Y2, Y4, Y5
+	VMOVUPS      Y3, Y6
 	VFNMADD231PS constsAVX2<>+64(SB), Y5, Y6
 	VFNMADD231PS constsAVX2<>+96(SB), Y5, Y6
 	VMOVUPS      constsAVX2<>+256(SB), Y5
@@ -1771,12 +1771,12 @@ weights:
 	VFMADD213PS  constsAVX2<>+128(SB), Y6, Y5
 	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
 	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
-	VPSLLD       $0x17, Y3, Y3
-	VPADDD       Y3, Y5, Y5
-	VCMPPS       $0x05, constsAVX2<>+320(SB), Y2, Y3
-	VANDPS       Y3, Y5, Y5
-	VCMPPS       $0x03, Y2, Y2, Y2
-	VORPS        Y2, Y5, Y5
+	VPSLLD       $0x17, Y4, Y4
+	VPADDD       Y4, Y5, Y5
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y3, Y4
+	VANDPS       Y4, Y5, Y5
+	VCMPPS       $0x03, Y3, Y3, Y3
+	VORPS        Y3, Y5, Y5
 	VMOVUPS      Y5, 32(R9)
 	VADDPS       Y5, Y1, Y1
 	ADDQ         $0x00000080, R9

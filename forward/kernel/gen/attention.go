@@ -35,9 +35,8 @@ func softmax(v isa) {
 	Label("lanes")
 
 	scale, key := v.broadcast(argMem("scale")), v.broadcast(argMem("key0"))
-	c := v.consts(append([]string{"ninf", "int1"}, expConsts...)...)
+	c := v.expConsts(true, "ninf", "int1")
 	ninf, int1 := v.reg(c, "ninf"), v.reg(c, "int1")
-	v.reg(c, "magic")
 	var lo, hi, m, t []reg.VecVirtual
 	mem := func(p reg.GPVirtual, i int) operand.Mem { return idx(p, off, 1, i*v.bytes()) }
 	for i := range regs {
@@ -62,11 +61,7 @@ func softmax(v isa) {
 		VMOVUPS(x, at(p, i*v.bytes()))
 		VMAXPS(m[i], x, m[i]) // m if x is NaN or equal
 	}
-	if v.wide() {
-		VPADDD(int1, key, key)
-	} else {
-		VPADDD(int1, key, key)
-	}
+	VPADDD(int1, key, key)
 	ADDQ(operand.U32(4*tile), p)
 	DECQ(n)
 	JNZ(operand.LabelRef("scores"))

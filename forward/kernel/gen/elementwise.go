@@ -52,8 +52,7 @@ func elementwise(v isa) {
 	end()
 
 	text("silu"+v.suffix, "func(dst, gate, up *float32, n int)", "is dst = gate / (1 + exp(-gate)) * up for n values.")
-	c := v.consts(append([]string{"sign"}, expConsts...)...)
-	v.reg(c, "magic")
+	c := v.expConsts(false, "sign")
 	v.each(arg("n"), v.w, args("dst", "gate", "up"), func(mem func(i, disp int) operand.Mem, k []mask) {
 		g, x := v.load(mem(1, 0), k[0]), v.vec()
 		if v.wide() {
@@ -66,8 +65,7 @@ func elementwise(v isa) {
 	end()
 
 	text("geluTanh"+v.suffix, "func(dst, gate, up *float32, n int)", "is dst = gelu(gate) * up for n values, in the tanh form: 0.5 x (1 + tanh(y)) = x / (1 + exp(-2y)).")
-	c = v.consts(append([]string{"gelu1", "gelu3"}, expConsts...)...)
-	v.reg(c, "magic")
+	c = v.expConsts(false, "gelu1", "gelu3")
 	v.each(arg("n"), v.w, args("dst", "gate", "up"), func(mem func(i, disp int) operand.Mem, k []mask) {
 		g, x := v.load(mem(1, 0), k[0]), v.vec()
 		VMULPS(g, g, x)

@@ -6,8 +6,20 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// expConsts names what exp needs.
-var expConsts = []string{"magic", "log2e", "ln2hi", "ln2lo", "c2", "c3", "c4", "c5", "c6", "one", "lowest", "highest", "clamp", "inf"}
+// expConsts makes ready what exp needs, and the other constants named.
+func (v isa) expConsts(nonPositive bool, others ...string) consts {
+	names := append(others, "magic", "log2e", "ln2hi", "ln2lo", "c2", "c3", "c4", "c5", "c6", "one", "lowest")
+	switch {
+	case nonPositive:
+	case v.wide():
+		names = append(names, "clamp")
+	default:
+		names = append(names, "highest", "inf")
+	}
+	c := v.consts(names...)
+	v.reg(c, "magic")
+	return c
+}
 
 // exp is exp(x) in a new register. nonPositive promises x <= 0 or NaN and saves the care for overflow.
 //
@@ -22,7 +34,7 @@ func (v isa) exp(c consts, x reg.VecVirtual, nonPositive bool) reg.VecVirtual {
 		y = v.vec()
 		VMINPS(x, c["clamp"], y) // the second operand, x, if it is NaN
 	}
-	magic := v.reg(c, "magic")
+	magic := c["magic"]
 	t, n := v.copy(y), v.vec()
 	VFMADD132PS(c["log2e"], magic, t)
 	VSUBPS(magic, t, n)

@@ -83,8 +83,7 @@ func reductions(v isa) {
 	end()
 
 	text("expSum"+v.suffix, "func(x *float32, n int, m float32) float64", "is the sum of exp(x-m) over n values: float32 lanes, the tree in float64.")
-	c := v.consts(expConsts...)
-	v.reg(c, "magic")
+	c := v.expConsts(false)
 	m := v.broadcast(argMem("m"))
 	acc = v.cleared(lanes)
 	v.each(arg("n"), tile, args("x"), func(mem func(i, disp int) operand.Mem, k []mask) {
