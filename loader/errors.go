@@ -99,6 +99,7 @@ func (e *IndexError) Unwrap() error { return e.Err }
 // FilesError says that several files of a model are unusable, each with its own reason: usually a download that
 // stopped. All files are checked before it is returned.
 type FilesError struct {
+	Op      string  // "open" or "verify"
 	Path    string  // the index
 	Total   int     // files that the model has
 	Missing int64   // bytes missing in all of them together, at least
@@ -108,14 +109,14 @@ type FilesError struct {
 // Error lists every bad file, separated by semicolons.
 func (e *FilesError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "open %s: %d of %d files are unusable", e.Path, len(e.Errs), e.Total)
+	fmt.Fprintf(&b, "%s %s: %d of %d files are unusable", e.Op, e.Path, len(e.Errs), e.Total)
 	if e.Missing > 0 {
 		fmt.Fprintf(&b, " (%d bytes missing in all)", e.Missing)
 	}
 	sep := ": "
 	for _, err := range e.Errs {
 		b.WriteString(sep)
-		b.WriteString(strings.TrimPrefix(err.Error(), "open "))
+		b.WriteString(strings.TrimPrefix(err.Error(), e.Op+" "))
 		sep = "; "
 	}
 	return b.String()

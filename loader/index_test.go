@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
 )
@@ -61,11 +62,14 @@ func with(base map[string]string, pairs ...string) map[string]string {
 // recorder notes which files are opened for reading.
 type recorder struct {
 	fstest.MapFS
+	mu     sync.Mutex
 	opened []string
 }
 
 func (r *recorder) Open(name string) (fs.File, error) {
+	r.mu.Lock()
 	r.opened = append(r.opened, name)
+	r.mu.Unlock()
 	return r.MapFS.Open(name)
 }
 

@@ -23,15 +23,16 @@ type Job struct {
 // Load reads the pieces of tensors that jobs ask for, each once, and hands them on. It returns when all is done, or
 // stopped: no goroutine is left behind, and no byte of staging is in use.
 //
-// There is one worker for each buffer of staging, which is where it reads to; each buffer must hold the largest job. The
+// There is one worker for each buffer of staging, which is where it reads to; each buffer must hold the largest job. What
+// fits into a core's own cache, 256 KiB to 1 MiB, is fastest for files that are in memory already. The
 // jobs are done in the order of their bytes in the files, and adjacent jobs of one tensor are read in one go when they
 // fit in a buffer, so that larger buffers make larger reads. Within a buffer, a job of a tensor lies as far from the
 // start as it lies from another job of the same tensor in the file: if jobs begin at multiples of n bytes of the
 // tensor, and the buffers at multiples of n in memory, so does all data.
 //
 // The files are verified (see [Set.Verify]) before the first read and after the last. The first error stops the load
-// and is returned: a [*ReadError], a [*ChangedError], what Do returned, or the context's, which is looked at between
-// jobs. What has been handed on by then is to be thrown away.
+// and is returned: a [*ReadError], a [*ChangedError] (or a [*FilesError] of several), what Do returned, with the tensor's
+// name in front, or the context's cause; the context is looked at between jobs. What has been handed on by then is to be thrown away.
 //
 // progress, if not nil, is told now and then how many bytes are done so far; one call at a time, each with more than
 // the one before, and in the end with all.

@@ -21,6 +21,7 @@ type Set struct {
 	Warnings []string // what is odd but does no harm, each a sentence without a full stop
 
 	src    source
+	shown  string // what an error about several files is about
 	byName map[string]*Tensor
 	total  int64
 }
@@ -50,7 +51,7 @@ type File struct {
 func Open(dir string) (*Set, error) { return ParseOptions{}.Open(dir) }
 
 // OpenFS opens the model folder that is the root of fsys, whose files must be [io.ReaderAt] (those of embed.FS and
-// os.DirFS are). label stands before the names of files where they are shown.
+// os.DirFS are) and may be opened by several goroutines at once. label stands before the names of files where they are shown.
 func OpenFS(fsys fs.FS, label string) (*Set, error) { return ParseOptions{}.OpenFS(fsys, label) }
 
 // Open is the function [Open], with these options.
@@ -98,9 +99,9 @@ func (o ParseOptions) openFolder(src source, folder string) (*Set, error) {
 	return o.openFiles(src, src.show(singleName), []string{singleName}, nil)
 }
 
-// openFiles opens the named files. x is nil for a single file. shown is what an error about several files is about.
+// openFiles opens the named files. x is nil for a single file.
 func (o ParseOptions) openFiles(src source, shown string, names []string, x *index) (*Set, error) {
-	s := &Set{src: src, Files: make([]*File, len(names))}
+	s := &Set{src: src, shown: shown, Files: make([]*File, len(names))}
 	if x != nil {
 		if err := checkPresent(src, shown, names); err != nil {
 			return nil, err
@@ -111,12 +112,12 @@ func (o ParseOptions) openFiles(src source, shown string, names []string, x *ind
 	each(len(names), func(i int) {
 		s.Files[i], headers[i], errs[i] = o.openFile(src, names[i])
 	})
-	err := gather(shown, errs)
+	err := gather("open", shown, errs)
 	if err == nil {
 		if x == nil {
 			s.adopt(headers[0])
 		} else {
-			err = s.assign(o, shown, x, headers)
+			err = s.assign(o, x, headers)
 		}
 	}
 	if err != nil {
@@ -175,8 +176,8 @@ func each(n int, do func(i int)) {
 }
 
 // gather makes one error of those of several files.
-func gather(shown string, errs []error) error {
-	e := &FilesError{Path: shown, Total: len(errs)}
+func gather(op, shown string, errs []error) error {
+	e := &FilesError{Op: op, Path: shown, Total: len(errs)}
 	for _, err := range errs {
 		if err == nil {
 			continue
@@ -291,7 +292,7 @@ func (s *Set) adopt(h *Header) {
 }
 
 // assign takes from each file the tensors that the index assigns to it.
-func (s *Set) assign(o ParseOptions, shown string, x *index, headers []*Header) error {
+func (s *Set) assign(o ParseOptions, x *index, headers []*Header) error {
 	s.byName = make(map[string]*Tensor, len(x.of))
 	for i, h := range headers {
 		f := s.Files[i]
@@ -311,13 +312,13 @@ func (s *Set) assign(o ParseOptions, shown string, x *index, headers []*Header) 
 			continue
 		}
 		if o.Strict {
-			return &IndexError{Path: shown, Problem: fmt.Sprintf("%d tensors of %s, %s among them, are not assigned to it",
+			return &IndexError{Path: s.shown, Problem: fmt.Sprintf("%d tensors of %s, %s among them, are not assigned to it",
 				f.Ignored, quote(f.name), quote(extra))}
 		}
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%d tensors of %s are ignored: the index does not assign them to it", f.Ignored, f.Path))
 	}
 	if len(s.byName) < len(x.of) {
-		return s.absent(shown, x, headers)
+		return s.absent(x, headers)
 	}
 	if w := x.sizeWarning(s.total); w != "" {
 		s.Warnings = append(s.Warnings, w)
@@ -325,8 +326,8 @@ func (s *Set) assign(o ParseOptions, shown string, x *index, headers []*Header) 
 	return nil
 }
 
-func (s *Set) absent(shown string, x *index, headers []*Header) error {
-	e := &IndexError{Path: shown}
+func (s *Set) absent(x *index, headers []*Header) error {
+	e := &IndexError{Path: s.shown}
 	for name, i := range x.of {
 		if s.byName[name] != nil {
 			continue

@@ -43,18 +43,13 @@ func (s *Set) check(t *Tensor, off, n int64) (*File, error) {
 }
 
 // Verify checks that every file is still the one that was opened: same size, same time of change, and on the operating
-// system's file systems same inode. The error is a [*ChangedError], or several joined, one for each file that differs.
+// system's file systems same inode. The error is a [*ChangedError], or a [*FilesError] of several.
 func (s *Set) Verify() error {
-	var errs []error
-	for _, f := range s.Files {
-		if err := f.verify(s.src); err != nil {
-			errs = append(errs, err)
-		}
+	errs := make([]error, len(s.Files))
+	for i, f := range s.Files {
+		errs[i] = f.verify(s.src)
 	}
-	if len(errs) == 1 {
-		return errs[0]
-	}
-	return errors.Join(errs...)
+	return gather("verify", s.shown, errs)
 }
 
 func (f *File) verify(src source) error {

@@ -55,14 +55,13 @@ func (s *Scanner) Errorf(offset int, format string, args ...any) *Error {
 // Peek passes over white space and returns the byte that comes next, without taking it; 0 at the end of the text. A
 // zero byte in the text is no token either, so the caller need not tell the two apart: whatever it asks for next fails.
 func (s *Scanner) Peek() byte {
-	for s.pos < len(s.text) {
-		switch c := s.text[s.pos]; c {
-		case ' ', '\n', '\r', '\t':
-			s.pos++
-		default:
+	for i := s.pos; i < len(s.text); i++ {
+		if c := s.text[i]; c != ' ' && c != '\n' && c != '\r' && c != '\t' {
+			s.pos = i
 			return c
 		}
 	}
+	s.pos = len(s.text)
 	return 0
 }
 
