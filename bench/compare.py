@@ -15,7 +15,8 @@ How it is measured
   alternate: one pass of the peer, one whole run of our command, the order turned round each time.
 - Seconds. peer: its scoring loop, after load and warm-up. ours, "scoring": `seconds` of the summary, which is the call with the
   weights already loaded (our first pass; there is no warm-up). ours, "process": wall time of the whole command, with start,
-  load, and writing of the answers, which the peer's number leaves out. A ratio is the median over rounds of (peer's seconds / our
+  load, and writing of the answers, which the peer's number leaves out; "both processes" adds to the peer's its interpreter's start,
+  imports and load. A ratio is the median over rounds of (peer's seconds / our
   seconds in the same round); the range over the rounds stands beside it.
 - Peak resident set: ours is ru_maxrss of the command from wait4; the peer's is VmHWM of its process. Both count weights,
   runtime and libraries; the peer's libraries alone are shown, as are the bytes that come on top of them.
@@ -41,7 +42,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 DROP = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "ATEN_", "BLIS_", "GOGC", "GOMEMLIMIT", "GOMAXPROCS", "GODEBUG")
 DEFAULT_PEERS = ["sdpa:1:log_softmax", "sdpa:4:log_softmax", "sdpa:8:log_softmax", "eager:1:log_softmax", "eager:4:log_softmax",
-                 "sdpa:1:chunked", "sdpa:4:chunked"]
+                 "sdpa:4:whole", "sdpa:1:chunked", "sdpa:4:chunked"]
 LINEAR = ["many-1k", "many-4k", "many-16k", "one-1k", "one-4k", "one-8k", "one-16k"]
 
 
@@ -119,7 +120,7 @@ class Peer:
                         "--score", score, "--dump", self.dump]
         self.err = self.dump + ".err"
         self.env = clean_env({"LD_PRELOAD": preload} if preload else None)
-        self.process = None
+        self.process, self.load_seconds = None, None
 
     def name(self):
         attn, batch, score = self.config.split(":")
@@ -145,8 +146,9 @@ class Peer:
         return result
 
     def warm(self):
+        spawned = time.time()
         self.start("--interactive")
-        assert self.line()["ready"]
+        self.load_seconds = self.line()["loaded_at"] - spawned
 
     def once(self):
         self.process.stdin.write("run\n")
@@ -234,22 +236,25 @@ def speed(args, ours, folder, report):
                     if turn < 0:
                         rounds["ours"].append(ours.run("unshared", n))
                     else:
-                        rounds["peers"][turn].append(peers[turn].once()["seconds"])
+                        rounds["peers"][turn].append(peers[turn].once())
                 say(f"{n} threads, round {i + 1}: ours {rounds['ours'][-1]['seconds']:.2f} s ({rounds['ours'][-1]['wall']:.2f} s "
-                    f"process), peer " + ", ".join(f"{r[-1]:.2f} s" for r in rounds["peers"]))
+                    f"process), peer " + ", ".join(f"{r[-1]['seconds']:.2f} s" for r in rounds["peers"]))
             ended = [p.finish() for p in peers]
         finally:
             for p in peers:
                 p.kill()
         scoring, wall = [r["seconds"] for r in rounds["ours"]], [r["wall"] for r in rounds["ours"]]
         entry = {"threads": n, "tokens": sum(lengths), "flops": work, "ours_seconds": scoring, "ours_wall": wall,
+                 "ours_cpu_seconds": [r["cpu_seconds"] for r in rounds["ours"]],
                  "ours_peak_rss_bytes": max(r["peak_rss_bytes"] for r in rounds["ours"]),
                  "summary": rounds["ours"][-1]["summary"], "peers": []}
-        for p, seconds, end in zip(peers, rounds["peers"], ended):
+        for p, passes, end in zip(peers, rounds["peers"], ended):
+            seconds = [r["seconds"] for r in passes]
             worst = differ(rounds["ours"][-1]["answers"], p.dump)
             entry["peers"].append({
-                "name": p.name(), "preload": bool(p.preload), "seconds": seconds, "scoring": ratio(seconds, scoring),
-                "process": ratio(seconds, wall), "max_difference": worst, "peak_rss_bytes": end["peak_rss_bytes"],
+                "name": p.name(), "preload": bool(p.preload), "seconds": seconds,
+                "cpu_seconds": [r["cpu_seconds"] for r in passes], "load_seconds": p.load_seconds, "scoring": ratio(seconds, scoring),
+                "process": ratio(seconds, wall), "processes": ratio([s + p.load_seconds for s in seconds], wall), "max_difference": worst, "peak_rss_bytes": end["peak_rss_bytes"],
                 "torch": end["torch"], "transformers": end["transformers"], "cpu_capability": end["cpu_capability"]})
             if worst > args.tolerance:
                 report["failures"].append(f"{p.name()}, {n} threads: logprobs differ by {worst:.3g} > {args.tolerance:g}")
@@ -333,16 +338,16 @@ def markdown(args, report):
             p = report["speed"][0]["peers"][0]
             out += [f"PyTorch {p['torch']}, transformers {p['transformers']}, float32, CPU capability {p['cpu_capability']}; the fastest of "
                     f"{len(args.peer)} configurations at each thread count.", ""]
-        out += ["| threads | peer | peer tokens/s | ours, scoring | ours, process | ratio, scoring | ratio, process | GFLOP/s peer, ours | "
-                "max logprob difference |", "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
+        out += ["| threads | peer | peer tokens/s | ours, scoring | ours, process | ratio, scoring | ratio, our process to its scoring | "
+                "ratio, both processes | GFLOP/s peer, ours | max logprob difference |", "|" + " --- |" * 10]
         for e in report["speed"]:
             s, w = statistics.median(e["ours_seconds"]), statistics.median(e["ours_wall"])
             if not e["peers"]:
-                out.append(f"| {e['threads']} | - | - | {e['tokens'] / s:.0f} | {e['tokens'] / w:.0f} | - | - | -, {e['flops'] / s / 1e9:.0f} | - |")
+                out.append(f"| {e['threads']} | - | - | {e['tokens'] / s:.0f} | {e['tokens'] / w:.0f} | - | - | - | -, {e['flops'] / s / 1e9:.0f} | - |")
             for p in e["peers"]:
                 t = statistics.median(p["seconds"])
                 out.append(f"| {e['threads']} | {p['name']} | {e['tokens'] / t:.0f} | {e['tokens'] / s:.0f} | {e['tokens'] / w:.0f} | "
-                           f"{spread(p['scoring'])} | {spread(p['process'])} | {e['flops'] / t / 1e9:.0f}, {e['flops'] / s / 1e9:.0f} | {p['max_difference']:.1e} |")
+                           f"{spread(p['scoring'])} | {spread(p['process'])} | {p['processes']['median']:.2f} | {e['flops'] / t / 1e9:.0f}, {e['flops'] / s / 1e9:.0f} | {p['max_difference']:.1e} |")
         by = {e["threads"]: statistics.median(e["ours_seconds"]) for e in report["speed"]}
         if 1 in by and 2 in by:
             out += ["", f"Ours, two threads against one: **{by[1] / by[2]:.2f}** x."]

@@ -7,8 +7,10 @@ float32 (weights widened from what the file stores), no_grad, use_cache off. Req
 of --batch-size, padded on the right; a mask is passed only where there is padding. A request's answer is the logprob of each
 token given those before it. --score says how logits become logprobs:
 
-  log_softmax    log_softmax over the whole [batch, length, vocab] logits, then gather: what most people write
-  cross_entropy  F.cross_entropy(reduction="none"): the same, fused
+  log_softmax    log_softmax of logits[:, :-1], then gather at the shifted labels: what most people write. With more than one row
+                 the slice is not contiguous, and costs a copy
+  whole          log_softmax of all the logits, then gather: one copy less
+  cross_entropy  F.cross_entropy(reduction="none") on all the logits: the same, fused
   logsumexp      gather from the logits, minus logsumexp row by row (TRL's selective_log_softmax): no second copy
   chunked        head and logsumexp over --chunk positions at a time, none of them padding: logits are never whole
 
@@ -87,6 +89,8 @@ class Scorer:
             return list((torch.cat(parts) if parts else h.new_zeros(0)).split([n - 1 for n in lengths]))
         logits = self.model(**kw).logits
         if self.how == "log_softmax":
+            lp = torch.log_softmax(logits[:, :-1], -1).gather(-1, ids[:, 1:, None])[..., 0]
+        elif self.how == "whole":
             lp = torch.log_softmax(logits, -1).gather(-1, labels[..., None])[..., 0]
         elif self.how == "cross_entropy":
             flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
@@ -97,6 +101,7 @@ class Scorer:
         return [lp[i, :n - 1].clone() for i, n in enumerate(lengths)]
 
     def all(self):
+        """Seconds, CPU seconds (of all threads), and the logprobs in the file's order."""
         out = [None] * len(self.rows)
         start, cpu = time.perf_counter(), time.process_time()
         for which in self.batches:
@@ -118,7 +123,7 @@ def main():
     ap.add_argument("--threads", type=int, required=True)
     ap.add_argument("--attn", choices=("eager", "sdpa"), default="sdpa")
     ap.add_argument("--batch-size", type=int, default=4)
-    ap.add_argument("--score", choices=("log_softmax", "cross_entropy", "logsumexp", "chunked"), default="log_softmax")
+    ap.add_argument("--score", choices=("log_softmax", "whole", "cross_entropy", "logsumexp", "chunked"), default="log_softmax")
     ap.add_argument("--chunk", type=int, default=256, help="positions per block of --score chunked")
     ap.add_argument("--runs", type=int, default=3)
     ap.add_argument("--warm-batches", type=int, default=1)
@@ -141,7 +146,7 @@ def main():
         args.model, dtype=torch.float32, attn_implementation=args.attn).eval()
     if args.compile:
         model.model = torch.compile(model.model, dynamic=True)
-    loaded_seconds = time.perf_counter() - start
+    loaded_seconds, loaded_at = time.perf_counter() - start, time.time()
     loaded, load_peak = status("VmRSS"), status("VmHWM")
     scoring_is_apart = reset_peak()
     scorer = Scorer(torch, model, rows, args.batch_size, args.score, args.chunk)
@@ -149,7 +154,7 @@ def main():
     with torch.no_grad():
         scorer.warm(args.warm_batches)
         if args.interactive:
-            print(json.dumps({"ready": True}), flush=True)
+            print(json.dumps({"ready": True, "loaded_at": loaded_at}), flush=True)
             for _ in sys.stdin:
                 s, cpu, answers = scorer.all()
                 seconds.append(s)

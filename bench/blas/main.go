@@ -278,6 +278,9 @@ func runChild(name, lib string, threads int, shapes []shape, runs int) report {
 	for i, s := range slices.Concat(odd, shapes) {
 		worst, gflops, err := measure(p, s, runs, i >= len(odd), strings.HasSuffix(name, "bf16"))
 		r.Worst = max(r.Worst, worst)
+		if math.IsNaN(worst) {
+			r.Worst = math.MaxFloat64 // JSON has no NaN
+		}
 		if err == nil && !(worst <= tolerance) {
 			err = fmt.Errorf("WRONG RESULT at %v: error %.2g of sum |x w|", s, worst)
 		}
