@@ -6,7 +6,7 @@ import "fmt"
 // is no type.
 type DType uint8
 
-// The types of the format, in the order in which its reference implementation lists them: by size, then by age.
+// The types of the format, in the order in which its reference implementation lists them.
 const (
 	BOOL    DType = iota + 1
 	F4            // e2m1, two elements to a byte

@@ -23,8 +23,8 @@ type Job struct {
 // Load reads the pieces of tensors that jobs ask for, each once, and hands them on. It returns when all is done, or
 // stopped: no goroutine is left behind, and no byte of staging is in use.
 //
-// There is one worker for each buffer of staging, which is where it reads to; each buffer must hold the largest job. What
-// fits into a core's own cache, 256 KiB to 1 MiB, is fastest for files that are in memory already. The
+// There is one worker for each buffer of staging, which is where it reads to; each buffer must hold the largest job. For a
+// file that is in memory already, sizes from 256 KiB to 16 MiB make no difference that can be relied on. The
 // jobs are done in the order of their bytes in the files, and adjacent jobs of one tensor are read in one go when they
 // fit in a buffer, so that larger buffers make larger reads. Within a buffer, a job of a tensor lies as far from the
 // start as it lies from another job of the same tensor in the file: if jobs begin at multiples of n bytes of the
