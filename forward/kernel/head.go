@@ -11,6 +11,7 @@ const (
 	// HeadRows is the largest number of rows that Head may be given at once.
 	HeadRows = 240
 
+	headChunk  = 120             // rows of one product of the head
 	headTile   = 256             // columns whose logits are held at once, per worker
 	headStride = headTile + 16   // their row stride: an odd number of cache lines
 	headGroups = 32              // parts of the vocabulary that are summed on their own: tasks, at fixed offsets
@@ -20,7 +21,7 @@ const (
 // HeadBytes is the scratch, in bytes, that [Backend.Head] needs for a number of rows of which the k largest logits are wanted
 // (0: of none). It does not depend on the vocabulary.
 func HeadBytes(threads, rows, k int) int64 {
-	tile := device.RoundAlign(int64(min(rows, chunkRows)) * headStride * 4)
+	tile := device.RoundAlign(int64(min(rows, headChunk)) * headStride * 4)
 	return int64(threads)*tile + device.RoundAlign(int64(rows)*statBytes) + int64(threads)*topBytes(rows, k)
 }
 
@@ -78,7 +79,7 @@ func newHeadWork(scratch device.Mem, threads, rows int, asks []Ask) *headWork {
 	hw.sums = stats.Slice(0, int64(rows)*headGroups*8).F64()
 	hw.maxes = stats.Slice(int64(rows)*headGroups*8, int64(rows)*headGroups*4).F32()
 	for t := range threads {
-		hw.tiles = append(hw.tiles, take(int64(min(rows, chunkRows))*headStride*4))
+		hw.tiles = append(hw.tiles, take(int64(min(rows, headChunk))*headStride*4))
 		if hw.k == 0 {
 			continue
 		}
@@ -96,8 +97,8 @@ func newHeadWork(scratch device.Mem, threads, rows int, asks []Ask) *headWork {
 // headGroup runs the rows past the tiles [t0, t1), which are part g of the vocabulary.
 func (h *Host) headGroup(ws []float32, hw *headWork, worker int, hidden Mat, w *Weight, g, t0, t1 int) {
 	x := hw.tiles[worker].F32()
-	for r0 := 0; r0 < hidden.Rows; r0 += chunkRows {
-		r1 := min(r0+chunkRows, hidden.Rows)
+	for r0 := 0; r0 < hidden.Rows; r0 += headChunk {
+		r1 := min(r0+headChunk, hidden.Rows)
 		for t := t0; t < t1; t++ {
 			col := t * headTile
 			n := min(headTile, w.Out-col)

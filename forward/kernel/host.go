@@ -13,7 +13,7 @@ import (
 // depends on them.
 const (
 	blockK    = 320 // k of one primitive product at most: a widened panel of 40 KiB, which fits a first-level cache
-	chunkRows = 120 // rows of one task at most: whole tiles of every kernel
+	chunkRows = 240 // rows of one task at most: whole tiles of every kernel, and enough that widening a panel costs little
 	keyBlock  = 64  // keys per step of attention. Part of the definition of its result: changing it changes bits
 )
 
