@@ -16,7 +16,7 @@ type pool struct {
 	polite  bool // yield while spinning: there are more workers than CPUs
 	session sync.Mutex
 	main    chan func()   // sessions for worker 0
-	wake    chan struct{} // one token per other worker at the start of a session
+	wake    chan struct{} // tokens, at most one per other worker, to come to a session
 	job     atomic.Pointer[job]
 	gone    sync.WaitGroup
 }
@@ -36,7 +36,7 @@ type job struct {
 
 func newPool(n int) *pool {
 	cpus := allowedCPUs()
-	p := &pool{n: n, polite: n > runtime.GOMAXPROCS(0) || n > max(len(cpus), 1), main: make(chan func()), wake: make(chan struct{}, n)}
+	p := &pool{n: n, polite: n > runtime.GOMAXPROCS(0) || n > max(len(cpus), 1), main: make(chan func()), wake: make(chan struct{}, n-1)}
 	for w := range n {
 		cpu := -1
 		if n == len(cpus) && n > 1 {
@@ -121,13 +121,23 @@ func (p *pool) do(fn func()) {
 			done <- r
 		}()
 		p.job.Store(nil)
-		for range p.n - 1 {
-			p.wake <- struct{}{}
-		}
+		p.wakeAll()
 		fn()
 	}
 	if r := <-done; r != nil {
 		panic(r)
+	}
+}
+
+// wakeAll sees to it that there is a token for every other worker. It must not wait for room to put one: a worker that was too slow
+// to notice the end of earlier sessions has left its tokens there, takes part in this session all the same, and takes no token
+// before it ends.
+func (p *pool) wakeAll() {
+	for range p.n - 1 {
+		select {
+		case p.wake <- struct{}{}:
+		default: // full
+		}
 	}
 }
 
