@@ -97,11 +97,10 @@ func (h *Host) space(work device.Mem, w int) []float32 {
 // cut divides n rows into chunks for tasks, when other is the number of tasks per chunk: few enough rows that every worker gets work,
 // enough that the cost of a task is paid back. It returns the rows per chunk and the number of chunks.
 func (h *Host) cut(n, other, least int) (rows, chunks int) {
-	rows = min(n, chunkRows)
+	rows = max(1, min(n, chunkRows))
 	if want := 6 * h.pool.n; h.pool.n > 1 && other*((n+rows-1)/rows) < want {
 		rows = max(least, min(rows, n*other/want))
 	}
-	rows = max(1, rows)
 	if rows > 12 {
 		rows -= rows % 12 // whole tiles of the widest kernel
 	}
