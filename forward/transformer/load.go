@@ -79,6 +79,7 @@ func (m *Model) Load(ctx context.Context, staging int64, progress func(done, tot
 		return fmt.Errorf("load model: %w", err)
 	}
 	defer buf.Free()
+	m.loaded = false
 	parts := make([][]byte, readers)
 	for i := range parts {
 		parts[i] = buf.Mem().Slice(int64(i)*each, each).Raw()
@@ -106,6 +107,7 @@ func (m *Model) Load(ctx context.Context, staging int64, progress func(done, tot
 			return err
 		}
 	}
+	m.loaded = true
 	for _, p := range m.params {
 		if odd[p.Name] {
 			m.notes = append(m.notes, fmt.Sprintf("tensor %s holds values that are NaN or infinite", p.Name))

@@ -26,8 +26,9 @@ type Model struct {
 	bytes   int64          // of the slab that holds them
 	notes   []string
 
-	dev   device.Device
-	block *device.Block // the slab; nil until it is allocated
+	dev    device.Device
+	block  *device.Block // the slab; nil until it is allocated
+	loaded bool          // all of it is read
 
 	embed, head kernel.Weight
 	finalNorm   device.Mem
@@ -239,7 +240,7 @@ func (m *Model) Rehearse(b *forward.Batch) (forward.Footprint, error) {
 
 // Forward runs b inside b.Arena.
 func (m *Model) Forward(ctx context.Context, b *forward.Batch) (pass *forward.Pass, err error) {
-	if m.block == nil {
+	if !m.loaded {
 		return nil, fmt.Errorf("forward: the weights of %s are not loaded", m.name)
 	}
 	if b.Arena == nil {
@@ -256,7 +257,7 @@ func (m *Model) Forward(ctx context.Context, b *forward.Batch) (pass *forward.Pa
 func (m *Model) Close() error {
 	if m.block != nil {
 		m.block.Free()
-		m.block = nil
+		m.block, m.loaded = nil, false
 	}
 	return m.set.Close()
 }
