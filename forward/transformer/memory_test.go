@@ -1,0 +1,75 @@
+package transformer_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/internal/golden"
+)
+
+// A rehearsal says the same before there is a place for the weights, before they are loaded, and after.
+func TestRehearsalNeedsNoWeights(t *testing.T) {
+	for _, c := range golden.Cases {
+		t.Run(c.Name(), func(t *testing.T) {
+			folder := golden.FS(t, c.Model)
+			m := golden.Load(t, folder, golden.Options{Config: c.Config, Threads: 2, Unloaded: true})
+			inputs := golden.Inputs(golden.Requests(t, folder))
+			rehearse := func() forward.Footprint {
+				f, err := m.Rehearse(pack(t, inputs, fullSharing))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return f
+			}
+			opened := rehearse()
+			if opened.Outputs == 0 || opened.Scratch == 0 {
+				t.Errorf("footprint %v", opened)
+			}
+			if s := m.Host.Stats(); s.PeakAllocated != 0 {
+				t.Errorf("a rehearsal allocated %d bytes", s.PeakAllocated)
+			}
+			if err := m.Place(m.Host); err != nil {
+				t.Fatal(err)
+			}
+			if got := m.Host.Stats().Allocated; got != m.WeightBytes() {
+				t.Errorf("the weights took %d bytes, said to be %d", got, m.WeightBytes())
+			}
+			placed := rehearse()
+			if err := m.Load(t.Context(), m.MinStaging(), nil); err != nil {
+				t.Fatal(err)
+			}
+			loaded := rehearse()
+			if d := cmp.Diff([]forward.Footprint{opened, opened}, []forward.Footprint{placed, loaded}); d != "" {
+				t.Errorf("opened (-), then placed and loaded (+):\n%s", d)
+			}
+			run(t, m, inputs, fullSharing) // compares
+		})
+	}
+}
+
+// Random calls use exactly what was rehearsed, whatever they share and ask for, and however many threads there are.
+func TestRandomCallsUseWhatWasRehearsed(t *testing.T) {
+	seeds := uint64(60)
+	if testing.Short() {
+		seeds = 8
+	}
+	folder := golden.FS(t, "qwen2-tiny")
+	for threads := 1; threads <= 3; threads++ {
+		m := golden.Load(t, folder, golden.Options{Threads: threads})
+		for seed := range seeds {
+			r := golden.Rand(seed)
+			inputs := active(golden.Draw(r, m.Spec().Vocabulary, 1+r.IntN(7), 1+r.IntN(400)))
+			if len(inputs) == 0 {
+				continue
+			}
+			if r.IntN(4) == 0 {
+				inputs[0].TopK = 1 + r.IntN(m.Spec().Vocabulary) // takes scratch of its own
+			}
+			if run(t, m, inputs, someSharing(r)); t.Failed() {
+				t.Fatalf("seed %d, %d threads", seed, threads)
+			}
+		}
+	}
+}
