@@ -48,7 +48,7 @@ func panels(out int) int { return (out + Width - 1) / Width }
 func (h *Host) PackRows(w *Weight, from int, rows []byte) (nonFinite bool, err error) {
 	size := w.DType.Size()
 	n := len(rows) / (w.In * size)
-	if from%Width != 0 || len(rows) != n*w.In*size || from+n > w.Out || (n%Width != 0 && from+n != w.Out) {
+	if from < 0 || from%Width != 0 || len(rows) != n*w.In*size || from+n > w.Out || (n%Width != 0 && from+n != w.Out) {
 		return false, fmt.Errorf("pack weight: %d bytes from row %d on are not whole panels of a %s matrix [%d, %d]", len(rows), from, w.DType, w.Out, w.In)
 	}
 	src := device.MemOf(rows)
