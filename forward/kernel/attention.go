@@ -2,11 +2,12 @@ package kernel
 
 import (
 	"math"
+	"sort"
 
 	"github.com/trainerrank/engine/device"
 )
 
-// attnTile is the work of one attention task but for the key head: n <= Width lanes of one span's part of the block. Lane number
+// attnTile is n <= Width lanes of one span's part of the block. Lane number
 // l of the part is query head l%group of the key head's group, at position from + l/group.
 type attnTile struct {
 	span    int
@@ -15,7 +16,7 @@ type attnTile struct {
 	lane, n int // the lanes [lane, lane+n) of the part
 }
 
-// laneState is what one worker keeps for the lanes of a tile.
+// laneState is what is kept for the lanes of a tile.
 type laneState struct {
 	at, to        [Width]int   // where the query lies, and where its output goes
 	lo, hi        [Width]int32 // the positions that the lane sees: [lo, hi)
@@ -28,19 +29,21 @@ type laneState struct {
 // they lie in, with a running maximum and sum (the online softmax of Milakov and Gimelshein, 2018). A key that some lanes of
 // a tile may not see is added to the others alone, so that a value that is not finite stays where it belongs.
 func (h *Host) Attend(work device.Mem, dst, q, k, v Mat, first int, spans []Span, a Attention) {
-	group := a.Heads / a.KVHeads
-	var tiles []attnTile
-	for s, sp := range spans {
+	st := h.lanes.Get().(*laneState)
+	defer h.lanes.Put(st)
+	ws, group := work.F32(), a.Heads/a.KVHeads
+	// The spans are in the order of their rows.
+	s := sort.Search(len(spans), func(i int) bool { return spans[i].Offset+spans[i].End-spans[i].Start > first })
+	for ; s < len(spans) && spans[s].Offset < first+q.Rows; s++ {
+		sp := spans[s]
 		from, to := max(sp.Offset, first), min(sp.Offset+sp.End-sp.Start, first+q.Rows)
 		for lane := 0; lane < (to-from)*group; lane += Width {
-			tiles = append(tiles, attnTile{s, sp.Start + from - sp.Offset, from - first, lane, min(Width, (to-from)*group-lane)})
+			t := attnTile{s, sp.Start + from - sp.Offset, from - first, lane, min(Width, (to-from)*group-lane)}
+			for head := range a.KVHeads {
+				h.attendTile(ws, st, dst, q, k, v, spans, a, t, head)
+			}
 		}
 	}
-	h.pool.each(len(tiles)*a.KVHeads, func(worker, i int) {
-		// Late tiles see more keys: they go first, so that no worker is left alone with one at the end.
-		t := tiles[len(tiles)-1-i/a.KVHeads]
-		h.attendTile(h.space(work, worker), &h.lanes[worker], dst, q, k, v, spans, a, t, i%a.KVHeads)
-	})
 }
 
 func (h *Host) attendTile(ws []float32, st *laneState, dst, q, k, v Mat, spans []Span, a Attention, t attnTile, head int) {

@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"math"
-	"sort"
 
 	"github.com/trainerrank/engine/device"
 )
@@ -11,165 +10,109 @@ const (
 	// HeadRows is the largest number of rows that Head may be given at once.
 	HeadRows = 240
 
-	headChunk  = 120             // rows of one product of the head
-	headTile   = 256             // columns whose logits are held at once, per worker
-	headStride = headTile + 16   // their row stride: an odd number of cache lines
-	headGroups = 32              // parts of the vocabulary that are summed on their own: tasks, at fixed offsets
-	statBytes  = headGroups * 12 // per row: a float32 maximum and a float64 sum per part
+	// headTile is the number of columns whose logits are held at once, and the row stride of the tile: seven panels, so that
+	// the rows of a product do not compete for the same cache sets.
+	headTile = 7 * Width
 )
 
 // HeadBytes is the scratch, in bytes, that [Backend.Head] needs for a number of rows of which the k largest logits are wanted
-// (0: of none). It does not depend on the vocabulary.
-func HeadBytes(threads, rows, k int) int64 {
-	tile := device.RoundAlign(int64(min(rows, headChunk)) * headStride * 4)
-	return int64(threads)*tile + device.RoundAlign(int64(rows)*statBytes) + int64(threads)*topBytes(rows, k)
+// (0: of none): a tile of logits, two statistics per row, and what is the largest so far. It does not depend on the vocabulary.
+func HeadBytes(rows, k int) int64 {
+	return device.RoundAlign(int64(rows)*headTile*4) + device.RoundAlign(int64(rows)*8) + device.RoundAlign(int64(rows)*4) + device.RoundAlign(int64(rows)*int64(k)*8)
 }
-
-func topBytes(rows, k int) int64 { return device.RoundAlign(int64(rows) * int64(k) * 8) }
 
 // headWork is the scratch of one call of Head.
 type headWork struct {
-	asks  []Ask
-	first []int // asks of row r are [first[r], first[r+1])
-	topK  []int // largest k asked for by row
-	k     int   // largest of topK
-	sums  []float64
-	maxes []float32
-	tiles []device.Mem // per worker
-	tops  [][]top      // per worker and row
+	row  []headRow
+	tile []float32
+	sums []float64 // per row: the sum of exponentials of the logits so far, relative to
+	max  []float32 // the largest logit so far
+}
+
+// headRow is what is wanted of one row.
+type headRow struct {
+	asks []Ask
+	top  top // of the largest k asked for
 }
 
 // Head implements [Backend]. Vocabulary tiles stream through a sum of exponentials relative to the largest logit so far, so only one
-// tile of logits per worker exists at a time. The vocabulary is cut at fixed columns into parts, which are tasks; their sums are added in
-// their order, in float64.
+// tile of logits exists at a time. The sum over a tile is added in float64.
 func (h *Host) Head(work, scratch device.Mem, hidden Mat, w *Weight, asks []Ask) {
-	hw := newHeadWork(scratch, h.pool.n, hidden.Rows, asks)
-	np := panels(w.Out)
-	tiles := (np*Width + headTile - 1) / headTile
-	per := (tiles + headGroups - 1) / headGroups
-	groups := (tiles + per - 1) / per
-	h.pool.each(groups, func(worker, g int) {
-		h.headGroup(h.space(work, worker), hw, worker, hidden, w, g, g*per, min(tiles, (g+1)*per))
-	})
-	h.eachRow(hidden.Rows, 4, func(from, to int) {
-		for r := from; r < to; r++ {
-			hw.answer(r, groups)
+	hw := newHeadWork(scratch, hidden.Rows, asks)
+	ws := work.F32()
+	for col := 0; col < w.Out; col += headTile {
+		n := min(headTile, w.Out-col)
+		for c := 0; c < n; c += Width {
+			h.product(hw.tile[c:], headTile, hidden, 0, hidden.Rows, w, (col+c)/Width, ws)
 		}
-	})
+		for r := range hidden.Rows {
+			h.headRow(hw, r, hw.tile[r*headTile:][:n], col)
+		}
+	}
+	for r := range hidden.Rows {
+		hw.answer(r)
+	}
 }
 
-func newHeadWork(scratch device.Mem, threads, rows int, asks []Ask) *headWork {
-	hw := &headWork{asks: asks, first: make([]int, rows+1), topK: make([]int, rows), tops: make([][]top, threads)}
-	for r := range hw.first {
-		hw.first[r] = sort.Search(len(asks), func(i int) bool { return int(asks[i].Row) >= r })
-	}
-	for _, a := range asks {
-		if a.Kind == AskTopK {
-			hw.topK[a.Row] = max(hw.topK[a.Row], int(a.Arg))
-			hw.k = max(hw.k, int(a.Arg))
-		}
-	}
+func newHeadWork(scratch device.Mem, rows int, asks []Ask) *headWork {
 	take := func(n int64) device.Mem {
 		m := scratch.Slice(0, n)
 		n = device.RoundAlign(n)
 		scratch = scratch.Slice(n, scratch.Bytes()-n)
 		return m
 	}
-	stats := take(int64(rows) * statBytes)
-	hw.sums = stats.Slice(0, int64(rows)*headGroups*8).F64()
-	hw.maxes = stats.Slice(int64(rows)*headGroups*8, int64(rows)*headGroups*4).F32()
-	for t := range threads {
-		hw.tiles = append(hw.tiles, take(int64(min(rows, headChunk))*headStride*4))
-		if hw.k == 0 {
-			continue
+	hw := &headWork{row: make([]headRow, rows)}
+	hw.tile = take(int64(rows) * headTile * 4).F32()
+	hw.sums, hw.max = take(int64(rows)*8).F64(), take(int64(rows)*4).F32()
+	for r := range hw.row {
+		n := 0
+		for n < len(asks) && int(asks[n].Row) == r {
+			n++
 		}
-		m := take(int64(rows) * int64(hw.k) * 8)
-		half := int64(rows) * int64(hw.k) * 4
-		vals, ids := m.Slice(0, half).F32(), m.Slice(half, half).I32()
-		hw.tops[t] = make([]top, rows)
-		for r, k := range hw.topK {
-			hw.tops[t][r] = top{vals: vals[r*hw.k:][:k], ids: ids[r*hw.k:][:k]}
+		hw.row[r].asks, asks = asks[:n], asks[n:]
+		k := 0
+		for _, a := range hw.row[r].asks {
+			if a.Kind == AskTopK {
+				k = max(k, int(a.Arg))
+			}
 		}
+		m := scratch.Slice(0, int64(k)*8)
+		scratch = scratch.Slice(m.Bytes(), scratch.Bytes()-m.Bytes())
+		hw.row[r].top = top{vals: m.Slice(0, int64(k)*4).F32(), ids: m.Slice(int64(k)*4, int64(k)*4).I32()}
+		hw.max[r], hw.sums[r] = float32(math.Inf(-1)), 0
 	}
 	return hw
 }
 
-// headGroup runs the rows past the tiles [t0, t1), which are part g of the vocabulary.
-func (h *Host) headGroup(ws []float32, hw *headWork, worker int, hidden Mat, w *Weight, g, t0, t1 int) {
-	x := hw.tiles[worker].F32()
-	for r0 := 0; r0 < hidden.Rows; r0 += headChunk {
-		r1 := min(r0+headChunk, hidden.Rows)
-		for t := t0; t < t1; t++ {
-			col := t * headTile
-			n := min(headTile, w.Out-col)
-			for p := col / Width; p*Width < col+n; p++ {
-				h.product(x[p*Width-col:], headStride, hidden, r0, r1, w, p, ws)
-			}
-			for r := r0; r < r1; r++ {
-				row := x[(r-r0)*headStride:][:n]
-				i := r*headGroups + g
-				if t == t0 {
-					hw.maxes[i], hw.sums[i] = float32(math.Inf(-1)), 0
-				}
-				if m := h.p.max(row); m > hw.maxes[i] || m != m {
-					hw.sums[i] *= math.Exp(float64(hw.maxes[i]) - float64(m))
-					hw.maxes[i] = m
-				}
-				if m := hw.maxes[i]; !math.IsInf(float64(m), -1) {
-					hw.sums[i] += h.p.expSum(row, m)
-				}
-				if k := hw.topK[r]; k > 0 {
-					hw.tops[worker][r].offer(row, int32(col))
-				}
-				hw.pick(r, row, col)
-			}
-		}
+// headRow takes the logits x of row r for the tokens from col on.
+func (h *Host) headRow(hw *headWork, r int, x []float32, col int) {
+	if m := h.p.max(x); m > hw.max[r] || m != m {
+		hw.sums[r] *= math.Exp(float64(hw.max[r]) - float64(m))
+		hw.max[r] = m
 	}
-}
-
-// pick stores the logits of row r that asks want, out of a tile of logits that begins at column col.
-func (hw *headWork) pick(r int, row []float32, col int) {
-	for _, a := range hw.asks[hw.first[r]:hw.first[r+1]] {
+	if m := hw.max[r]; !math.IsInf(float64(m), -1) {
+		hw.sums[r] += h.p.expSum(x, m)
+	}
+	row := &hw.row[r]
+	if len(row.top.vals) > 0 {
+		row.top.offer(x, int32(col))
+	}
+	for _, a := range row.asks {
 		switch at := int(a.Arg) - col; {
 		case a.Kind == AskLogits:
-			copy(a.Out.F32()[col:], row)
-		case a.Kind == AskTarget && at >= 0 && at < len(row):
-			a.Out.F32()[0] = row[at]
+			copy(a.Out.F32()[col:], x)
+		case a.Kind == AskTarget && at >= 0 && at < len(x):
+			a.Out.F32()[0] = x[at]
 		}
 	}
 }
 
 // answer turns what was collected for row r into logprobs.
-func (hw *headWork) answer(r, groups int) {
-	maxes, sums := hw.maxes[r*headGroups:][:groups], hw.sums[r*headGroups:][:groups]
-	m := maxes[0]
-	for _, v := range maxes[1:] {
-		if v > m || v != v {
-			m = v
-		}
-		if m != m {
-			break
-		}
-	}
-	var sum float64
-	for g, v := range maxes {
-		if !math.IsInf(float64(v), -1) {
-			sum += sums[g] * math.Exp(float64(v)-float64(m))
-		}
-	}
-	logZ := float64(m) + math.Log(sum)
-	var best *top
-	if hw.topK[r] > 0 {
-		best = &hw.tops[0][r]
-		for t := 1; t < len(hw.tops); t++ {
-			o := &hw.tops[t][r]
-			for i := range o.n {
-				best.put(o.vals[i], o.ids[i])
-			}
-		}
-		best.sort()
-	}
-	for _, a := range hw.asks[hw.first[r]:hw.first[r+1]] {
+func (hw *headWork) answer(r int) {
+	logZ := float64(hw.max[r]) + math.Log(hw.sums[r])
+	row := &hw.row[r]
+	row.top.sort()
+	for _, a := range row.asks {
 		switch a.Kind {
 		case AskTarget:
 			out := a.Out.F32()
@@ -177,7 +120,7 @@ func (hw *headWork) answer(r, groups int) {
 		case AskTopK:
 			out, ids := a.Out.F32(), a.IDs.I32()
 			for i := range int(a.Arg) {
-				out[i], ids[i] = logprob(best.vals[i], logZ), best.ids[i]
+				out[i], ids[i] = logprob(row.top.vals[i], logZ), row.top.ids[i]
 			}
 		}
 	}

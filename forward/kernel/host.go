@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"sync"
 
 	"github.com/trainerrank/engine/device"
 )
@@ -13,7 +14,7 @@ import (
 // depends on them.
 const (
 	blockK    = 320 // k of one primitive product at most: a widened panel of 40 KiB, which fits a first-level cache
-	chunkRows = 240 // rows of one task at most: whole tiles of every kernel, and enough that widening a panel costs little
+	chunkRows = 240 // rows of one product at most: whole tiles of every kernel, and enough that widening a panel costs little
 	keyBlock  = 64  // keys per step of attention. Part of the definition of its result: changing it changes bits
 )
 
@@ -21,7 +22,7 @@ const (
 type Host struct {
 	p     *prims
 	pool  *pool
-	lanes []laneState // one per worker
+	lanes sync.Pool // of *laneState
 	log   string
 }
 
@@ -53,7 +54,7 @@ func DefaultThreads() int {
 }
 
 func newHost(p *prims, threads int, log string) *Host {
-	return &Host{p: p, pool: newPool(threads), lanes: make([]laneState, threads), log: log}
+	return &Host{p: p, pool: newPool(threads), lanes: sync.Pool{New: func() any { return new(laneState) }}, log: log}
 }
 
 // Name is the implementation in use: "generic", "avx2" or "avx512".
@@ -68,7 +69,7 @@ func (h *Host) Threads() int { return h.pool.n }
 // Close ends the worker threads.
 func (h *Host) Close() { h.pool.close() }
 
-// Do runs fn on worker 0 while the others stand by.
+// Do runs fn on worker 0.
 func (h *Host) Do(fn func() error) (err error) {
 	h.pool.do(func() { err = fn() })
 	return err
@@ -77,87 +78,37 @@ func (h *Host) Do(fn func() error) (err error) {
 // row is row i of m.
 func (m Mat) row(i int) []float32 { return m.Mem.F32()[i*m.Stride:][:m.Cols] }
 
-// WorkBytes is the size of the workspace, in bytes, for a number of threads and heads of headDim elements.
-func WorkBytes(threads, headDim int) int64 { return int64(threads) * workerBytes(headDim) }
+// Each shares a loop among the workers.
+func (h *Host) Each(n int, fn func(worker, i int)) { h.pool.each(n, fn) }
 
-// workerBytes is one worker's part: a widened panel and two tiles for products, or the lanes of queries, outputs and scores
-// for attention, whichever is larger.
-func workerBytes(headDim int) int64 {
+// WorkBytes is the size in bytes of the workspace of operations, for heads of headDim elements: a widened panel and two tiles for
+// products, or the lanes of queries, outputs and scores for attention, whichever is larger.
+func WorkBytes(headDim int) int64 {
 	product := blockK*Width + 2*chunkRows*Width
 	attention := 2*headDim*Width + keyBlock*Width
 	return device.RoundAlign(int64(max(product, attention)) * 4)
 }
 
-// space is worker w's part of the workspace.
-func (h *Host) space(work device.Mem, w int) []float32 {
-	each := work.Bytes() / int64(h.pool.n) &^ (device.Align - 1)
-	return work.Slice(int64(w)*each, each).F32()
-}
-
-// cut divides n rows into chunks for tasks, when other is the number of tasks per chunk: few enough rows that every worker gets work,
-// enough that the cost of a task is paid back. It returns the rows per chunk and the number of chunks.
-func (h *Host) cut(n, other, least int) (rows, chunks int) {
-	rows = max(1, min(n, chunkRows))
-	if want := 6 * h.pool.n; h.pool.n > 1 && other*((n+rows-1)/rows) < want {
-		rows = max(least, min(rows, n*other/want))
-	}
-	if rows > 12 {
-		rows -= rows % 12 // whole tiles of the widest kernel
-	}
-	return rows, (n + rows - 1) / rows
-}
-
-// eachRow calls fn for ranges of rows that cover [0, n).
-func (h *Host) eachRow(n, least int, fn func(from, to int)) {
-	rows, chunks := h.cut(n, 1, least)
-	h.pool.each(chunks, func(_, i int) { fn(i*rows, min(n, (i+1)*rows)) })
-}
-
 // RopeTable implements [Backend].
-func (h *Host) RopeTable(cos, sin Mat, invFreq []float64) {
-	h.eachRow(cos.Rows, 16, func(from, to int) {
-		for p := from; p < to; p++ {
-			c, s := cos.row(p), sin.row(p)
-			for i, f := range invFreq {
-				sn, cs := math.Sincos(float64(p) * f)
-				c[i], s[i] = float32(cs), float32(sn)
-			}
+func (h *Host) RopeTable(cos, sin Mat, first int, invFreq []float64) {
+	for r := range cos.Rows {
+		c, s := cos.row(r), sin.row(r)
+		for i, f := range invFreq {
+			sn, cs := math.Sincos(float64(first+r) * f)
+			c[i], s[i] = float32(cs), float32(sn)
 		}
-	})
+	}
 }
 
 // Embed implements [Backend].
 func (h *Host) Embed(dst Mat, w *Weight, tokens []int32, scale float32) {
-	h.eachRow(dst.Rows, 16, func(from, to int) {
-		for i := from; i < to; i++ {
-			w.Row(dst.row(i), int(tokens[i]))
-			if scale != 1 {
-				for j := range dst.row(i) {
-					dst.row(i)[j] *= scale
-				}
+	for i, t := range tokens {
+		row := dst.row(i)
+		w.Row(row, int(t))
+		if scale != 1 {
+			for j := range row {
+				row[j] *= scale
 			}
-		}
-	})
-}
-
-// Row copies row r of w to dst, which has In elements, as float32.
-func (w *Weight) Row(dst []float32, r int) {
-	first := r/Width*Width*w.In + r%Width
-	switch w.DType {
-	case BF16:
-		src := w.Mem.U16()[first:]
-		for j := range dst {
-			dst[j] = math.Float32frombits(uint32(src[j*Width]) << 16)
-		}
-	case F16:
-		src := w.Mem.U16()[first:]
-		for j := range dst {
-			dst[j] = widenF16(src[j*Width])
-		}
-	default:
-		src := w.Mem.F32()[first:]
-		for j := range dst {
-			dst[j] = src[j*Width]
 		}
 	}
 }
@@ -166,36 +117,31 @@ func (w *Weight) Row(dst []float32, r int) {
 func (h *Host) Norm(dst, src Mat, w device.Mem, offset float32, eps float64) {
 	g := w.F32()
 	n := len(g)
-	h.eachRow(src.Rows, 16, func(from, to int) {
-		for i := from; i < to; i++ {
-			for at := 0; at < src.Cols; at += n {
-				x := src.row(i)[at : at+n]
-				r := 1 / math.Sqrt(float64(h.p.sumSquares(x))/float64(n)+eps)
-				h.p.scaleNorm(dst.row(i)[at:at+n], x, g, float32(r), offset)
-			}
+	for i := range src.Rows {
+		from, to := src.row(i), dst.row(i)
+		for at := 0; at < src.Cols; at += n {
+			x := from[at : at+n]
+			r := 1 / math.Sqrt(float64(h.p.sumSquares(x))/float64(n)+eps)
+			h.p.scaleNorm(to[at:at+n], x, g, float32(r), offset)
 		}
-	})
+	}
 }
 
 // Rope implements [Backend].
 func (h *Host) Rope(x Mat, headDim int, positions []int32, cos, sin Mat) {
-	h.eachRow(x.Rows, 16, func(from, to int) {
-		for i := from; i < to; i++ {
-			c, s, row := cos.row(int(positions[i])), sin.row(int(positions[i])), x.row(i)
-			for at := 0; at < len(row); at += headDim {
-				h.p.rope(row[at:at+headDim], c, s)
-			}
+	for i, p := range positions {
+		c, s, row := cos.row(int(p)), sin.row(int(p)), x.row(i)
+		for at := 0; at < len(row); at += headDim {
+			h.p.rope(row[at:at+headDim], c, s)
 		}
-	})
+	}
 }
 
 // Add implements [Backend].
 func (h *Host) Add(dst, src Mat) {
-	h.eachRow(dst.Rows, 16, func(from, to int) {
-		for i := from; i < to; i++ {
-			h.p.add(dst.row(i), src.row(i))
-		}
-	})
+	for i := range dst.Rows {
+		h.p.add(dst.row(i), src.row(i))
+	}
 }
 
 // CopyRows implements [Backend].

@@ -82,17 +82,22 @@ const (
 	AskLogits
 )
 
-// Backend is the work of a forward. Operations run in the order in which they are called, inside [Backend.Do]. Each takes the workspace
-// of [WorkBytes] bytes as work. Matrices must not overlap unless said so.
+// Backend is the work of a forward. [Backend.Do] runs a function on the backend, and that function shares loops among the workers with
+// [Backend.Each]. The other methods are operations: each runs on the goroutine that calls it, which is that of Do or of a
+// worker in Each. What an operation needs beside its operands it is given as work, of [WorkBytes] bytes, which no other
+// operation may use at the same time. Matrices must not overlap unless said so.
 type Backend interface {
 	// Name says which implementation runs: "generic", "avx2", "avx512", "rehearsal".
 	Name() string
 	// Threads is the number of workers.
 	Threads() int
-	// Do runs fn with the workers standing by, and returns its error. Operations may only be called from fn, on its goroutine.
+	// Do runs fn and returns its error. Calls from several goroutines run one after another.
 	Do(fn func() error) error
-	// RopeTable fills row p of cos and sin with the cosine and sine of p*invFreq[i], computed in float64.
-	RopeTable(cos, sin Mat, invFreq []float64)
+	// Each calls fn(worker, i) for every i < n, on all workers, and returns when all calls have returned. Indices are taken in ascending
+	// order. It is called from the function of Do.
+	Each(n int, fn func(worker, i int))
+	// RopeTable fills row i of cos and sin with the cosine and sine of (first+i)*invFreq[j], computed in float64.
+	RopeTable(cos, sin Mat, first int, invFreq []float64)
 	// Embed is dst[i] = scale * row tokens[i] of w.
 	Embed(dst Mat, w *Weight, tokens []int32, scale float32)
 	// Norm is the root mean square norm: x / sqrt(mean(x^2) + eps) * (offset + w) for every run x of as many elements as w has; the
@@ -115,8 +120,8 @@ type Backend interface {
 	Store(dst device.Mem, src Mat)
 	// Zero clears dst.
 	Zero(dst device.Mem)
-	// Head answers asks, which are sorted by row, about the log-softmax of h * w^T. h has at most HeadRows rows; scratch has
-	// HeadBytes bytes.
+	// Head answers asks, which are sorted by row, about the log-softmax of h * w^T. scratch has [HeadBytes] bytes for the rows of h and
+	// the largest k asked for.
 	Head(work, scratch device.Mem, h Mat, w *Weight, asks []Ask)
 	// Close ends the workers. The backend must not be used after it.
 	Close()
@@ -134,8 +139,11 @@ func (r Rehearsal) Threads() int { return int(r) }
 // Do runs fn.
 func (Rehearsal) Do(fn func() error) error { return fn() }
 
+// Each does nothing: what a worker takes must have been taken before.
+func (Rehearsal) Each(int, func(worker, i int)) {}
+
 // RopeTable does nothing; nor do the other operations.
-func (Rehearsal) RopeTable(Mat, Mat, []float64) {}
+func (Rehearsal) RopeTable(Mat, Mat, int, []float64) {}
 
 // Embed does nothing.
 func (Rehearsal) Embed(Mat, *Weight, []int32, float32) {}

@@ -20,32 +20,31 @@ func (h *Host) product(c []float32, ldc int, src Mat, from, to int, w *Weight, p
 
 // Linear implements [Backend].
 func (h *Host) Linear(work device.Mem, dst, src Mat, w *Weight, bias device.Mem, add bool) {
-	np := panels(w.Out)
-	rows, chunks := h.cut(src.Rows, np, 24)
-	h.pool.each(np*chunks, func(worker, i int) {
-		p, from := i/chunks, i%chunks*rows
-		to := min(from+rows, src.Rows)
-		ws := h.space(work, worker)
-		col := p * Width
-		n := min(Width, w.Out-col)
-		out := dst.Mem.F32()[from*dst.Stride+col:]
-		if n == Width && !add {
-			h.product(out, dst.Stride, src, from, to, w, p, ws)
-			h.addBias(out, dst.Stride, to-from, bias, col, n)
-			return
-		}
-		tile := ws[blockK*Width:]
-		h.product(tile, Width, src, from, to, w, p, ws)
-		h.addBias(tile, Width, to-from, bias, col, n)
-		for r := range to - from {
-			d, s := out[r*dst.Stride:][:n], tile[r*Width:][:n]
-			if add {
-				h.p.add(d, s)
-			} else {
-				copy(d, s)
+	ws := work.F32()
+	for from := 0; from < src.Rows; from += chunkRows {
+		to := min(from+chunkRows, src.Rows)
+		for p := range panels(w.Out) {
+			col := p * Width
+			n := min(Width, w.Out-col)
+			out := dst.Mem.F32()[from*dst.Stride+col:]
+			if n == Width && !add {
+				h.product(out, dst.Stride, src, from, to, w, p, ws)
+				h.addBias(out, dst.Stride, to-from, bias, col, n)
+				continue
+			}
+			tile := ws[blockK*Width:]
+			h.product(tile, Width, src, from, to, w, p, ws)
+			h.addBias(tile, Width, to-from, bias, col, n)
+			for r := range to - from {
+				d, s := out[r*dst.Stride:][:n], tile[r*Width:][:n]
+				if add {
+					h.p.add(d, s)
+				} else {
+					copy(d, s)
+				}
 			}
 		}
-	})
+	}
 }
 
 func (h *Host) addBias(c []float32, ldc, rows int, bias device.Mem, col, n int) {
@@ -64,24 +63,23 @@ func (h *Host) GatedMLP(work device.Mem, dst, src Mat, gate, up *Weight, gateBia
 	if act == GELUTanh {
 		f = h.p.geluTanh
 	}
-	np := panels(gate.Out)
-	rows, chunks := h.cut(src.Rows, np, 24)
-	h.pool.each(np*chunks, func(worker, i int) {
-		p, from := i/chunks, i%chunks*rows
-		m := min(from+rows, src.Rows) - from
-		ws := h.space(work, worker)
+	ws := work.F32()
+	for from := 0; from < src.Rows; from += chunkRows {
+		m := min(chunkRows, src.Rows-from)
 		g := ws[blockK*Width:][:m*Width]
 		u := ws[(blockK+chunkRows)*Width:][:m*Width]
-		h.product(g, Width, src, from, from+m, gate, p, ws)
-		h.product(u, Width, src, from, from+m, up, p, ws)
-		col := p * Width
-		n := min(Width, gate.Out-col)
-		h.addBias(g, Width, m, gateBias, col, n)
-		h.addBias(u, Width, m, upBias, col, n)
-		f(g, g, u)
-		out := dst.Mem.F32()[from*dst.Stride+col:]
-		for r := range m {
-			copy(out[r*dst.Stride:][:n], g[r*Width:])
+		for p := range panels(gate.Out) {
+			col := p * Width
+			n := min(Width, gate.Out-col)
+			h.product(g, Width, src, from, from+m, gate, p, ws)
+			h.product(u, Width, src, from, from+m, up, p, ws)
+			h.addBias(g, Width, m, gateBias, col, n)
+			h.addBias(u, Width, m, upBias, col, n)
+			f(g, g, u)
+			out := dst.Mem.F32()[from*dst.Stride+col:]
+			for r := range m {
+				copy(out[r*dst.Stride:][:n], g[r*Width:])
+			}
 		}
-	})
+	}
 }

@@ -8,35 +8,48 @@ import (
 
 // pool is a set of persistent worker threads.
 //
-// Goroutines that were idle wake on one core and halve the speed of a parallel loop, so each worker is locked to its
-// thread and, if the pool has one for every CPU that the process may use, pinned to a CPU. A session ([pool.do]) runs a function on worker 0; until it
-// ends, the other workers spin for the parallel loops ([pool.each]) that the function starts. Between sessions they sleep.
+// Goroutines that were idle wake on one core and halve the speed of a parallel loop, so each worker is locked to its thread and, if the
+// pool has one for every CPU that the process may use, pinned to a CPU. [pool.do] runs a function on worker 0, and that function shares
+// loops among all workers with [pool.each]. A worker that waits spins for some microseconds, which is how long the gaps within a call
+// last, and then sleeps.
 type pool struct {
-	n       int
-	polite  bool // yield while spinning: there are more workers than CPUs
-	session sync.Mutex
-	main    chan func()   // sessions for worker 0
-	wake    chan struct{} // tokens, at most one per other worker, to come to a session
-	job     atomic.Pointer[job]
-	gone    sync.WaitGroup
+	n     int
+	spins int
+	calls chan func() // for worker 0
+	turn  sync.Mutex  // one call at a time
+	gone  sync.WaitGroup
+
+	mu     sync.Mutex // guards waiting for job to change
+	cond   *sync.Cond
+	job    atomic.Pointer[job]
+	idle   *job // what job is between loops, so that a loop's closure is not kept alive
+	closed bool
 }
 
-// job is one parallel loop. Workers take indices until there are none left; the loop is over when all are done, whether
-// or not every worker came.
+// job is one parallel loop. Workers take indices until there are none left; the loop is over when all are done, whether or not every
+// worker came.
 type job struct {
 	n    int32
-	over bool // the session ends
 	fn   func(worker, i int)
+	fin  chan struct{} // closed when all are done
+	fail atomic.Pointer[any]
 	_    [64]byte
 	next atomic.Int32
 	_    [64]byte
 	done atomic.Int32
-	fail atomic.Pointer[any]
 }
+
+// spinning is how often a waiting worker looks before it sleeps: some tens of microseconds.
+const spinning = 1000
 
 func newPool(n int) *pool {
 	cpus := allowedCPUs()
-	p := &pool{n: n, polite: n > runtime.GOMAXPROCS(0) || n > max(len(cpus), 1), main: make(chan func()), wake: make(chan struct{}, n-1)}
+	p := &pool{n: n, spins: spinning, calls: make(chan func()), idle: &job{}}
+	p.cond = sync.NewCond(&p.mu)
+	p.job.Store(p.idle)
+	if n > runtime.GOMAXPROCS(0) || n > max(len(cpus), 1) {
+		p.spins = 0 // whoever is waited for may need this CPU
+	}
 	for w := range n {
 		cpu := -1
 		if n == len(cpus) && n > 1 {
@@ -56,36 +69,43 @@ func (p *pool) worker(w, cpu int) {
 		pinThread(cpu)
 	}
 	if w == 0 {
-		for fn := range p.main {
+		for fn := range p.calls {
 			fn()
 		}
 		return
 	}
-	for range p.wake {
-		var last *job
-		for {
-			j := p.job.Load()
-			if j == last || j == nil {
-				p.spin()
-				continue
-			}
-			last = j
-			if j.over {
-				break
-			}
-			j.run(w)
+	for j := p.idle; ; j.run(w) {
+		if j = p.await(j); j == nil {
+			return
 		}
 	}
 }
 
-// spin passes a moment of waiting. Yielding takes a locked thread tens of microseconds, so it is done only where waiting
-// without it would keep a worker from its CPU.
-func (p *pool) spin() {
-	if p.polite {
-		runtime.Gosched()
-		return
+// await waits until the job is another one than last and returns it, or nil when the pool is closed.
+func (p *pool) await(last *job) *job {
+	for range p.spins {
+		if j := p.job.Load(); j != last {
+			return j
+		}
+		pause()
 	}
-	pause()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.job.Load() == last && !p.closed {
+		p.cond.Wait()
+	}
+	if p.closed {
+		return nil
+	}
+	return p.job.Load()
+}
+
+// set makes j the job.
+func (p *pool) set(j *job) {
+	p.mu.Lock()
+	p.job.Store(j)
+	p.mu.Unlock()
+	p.cond.Broadcast()
 }
 
 func (j *job) run(w int) {
@@ -98,30 +118,26 @@ func (j *job) run(w int) {
 	}
 }
 
+// one runs index i. A panic is kept for whoever started the loop.
 func (j *job) one(w, i int) {
 	defer func() {
 		if r := recover(); r != nil {
 			j.fail.CompareAndSwap(nil, &r)
 		}
-		j.done.Add(1)
+		if j.done.Add(1) == j.n {
+			close(j.fin)
+		}
 	}()
 	j.fn(w, i)
 }
 
-// do runs fn on worker 0 while the other workers stand by, and returns when it is done. A panic of fn or of a loop that
-// it runs is raised again in the caller.
+// do runs fn on worker 0 and returns when it has returned. A panic of fn, or of a loop that it runs, is raised again in the caller.
 func (p *pool) do(fn func()) {
-	p.session.Lock()
-	defer p.session.Unlock()
+	p.turn.Lock()
+	defer p.turn.Unlock()
 	done := make(chan any, 1)
-	p.main <- func() {
-		defer func() {
-			r := recover()
-			p.job.Store(&job{over: true})
-			done <- r
-		}()
-		p.job.Store(nil)
-		p.wakeAll()
+	p.calls <- func() {
+		defer func() { done <- recover() }()
 		fn()
 	}
 	if r := <-done; r != nil {
@@ -129,33 +145,29 @@ func (p *pool) do(fn func()) {
 	}
 }
 
-// wakeAll sees to it that there is a token for every other worker. It must not wait for room to put one: a worker that was too slow
-// to notice the end of earlier sessions has left its tokens there, takes part in this session all the same, and takes no token
-// before it ends.
-func (p *pool) wakeAll() {
-	for range p.n - 1 {
-		select {
-		case p.wake <- struct{}{}:
-		default: // full
-		}
-	}
-}
-
-// each calls fn(worker, i) for every i < n, in any order, on all workers, and returns when all calls have returned. It may
-// only be called from the function of a session.
+// each calls fn(worker, i) for every i < n, on all workers, and returns when all calls have returned. Indices are taken in
+// ascending order. It may only be called from a function that do runs, and not from fn.
 func (p *pool) each(n int, fn func(worker, i int)) {
-	if n == 1 || p.n == 1 {
+	if n <= 1 || p.n == 1 {
 		for i := range n {
 			fn(0, i)
 		}
 		return
 	}
-	j := &job{n: int32(n), fn: fn}
-	p.job.Store(j)
+	j := &job{n: int32(n), fn: fn, fin: make(chan struct{})}
+	p.set(j)
 	j.run(0)
-	for j.done.Load() < j.n {
-		p.spin()
+	for range p.spins {
+		if j.done.Load() == j.n {
+			break
+		}
+		pause()
 	}
+	<-j.fin
+	// Set without waking anybody: who sleeps may go on sleeping.
+	p.mu.Lock()
+	p.job.Store(p.idle)
+	p.mu.Unlock()
 	if r := j.fail.Load(); r != nil {
 		panic(*r)
 	}
@@ -163,9 +175,12 @@ func (p *pool) each(n int, fn func(worker, i int)) {
 
 // close ends the workers and waits for them.
 func (p *pool) close() {
-	p.session.Lock()
-	defer p.session.Unlock()
-	close(p.main)
-	close(p.wake)
+	p.turn.Lock()
+	defer p.turn.Unlock()
+	close(p.calls)
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.cond.Broadcast()
 	p.gone.Wait()
 }

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/trainerrank/engine/device"
 )
@@ -113,4 +114,26 @@ func (w *Weight) at(row, col int) float32 {
 		return widenF16(w.Mem.U16()[i])
 	}
 	return w.Mem.F32()[i]
+}
+
+// Row copies row r of w to dst, which has In elements, as float32.
+func (w *Weight) Row(dst []float32, r int) {
+	first := r/Width*Width*w.In + r%Width
+	switch w.DType {
+	case BF16:
+		src := w.Mem.U16()[first:]
+		for j := range dst {
+			dst[j] = math.Float32frombits(uint32(src[j*Width]) << 16)
+		}
+	case F16:
+		src := w.Mem.U16()[first:]
+		for j := range dst {
+			dst[j] = widenF16(src[j*Width])
+		}
+	default:
+		src := w.Mem.F32()[first:]
+		for j := range dst {
+			dst[j] = src[j*Width]
+		}
+	}
 }

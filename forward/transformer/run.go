@@ -3,6 +3,9 @@ package transformer
 import (
 	"context"
 	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
 
 	"gorgonia.org/tensor"
 
@@ -11,30 +14,41 @@ import (
 	"github.com/trainerrank/engine/forward/kernel"
 )
 
-// blockRows is the number of packed rows that run through a layer together. A pass holds the residual stream, the current layer's
-// keys and values, and the intermediates of one block. No bit of a result depends on it.
-const blockRows = 240
+// blockRows is the most packed rows that run through a layer together. No bit of a result depends on it.
+const blockRows = kernel.HeadRows
 
 // pass is a forward under way: the same code on a real arena and backend, and in a rehearsal.
+//
+// Workers share the packed rows block by block. A layer is two loops over the blocks: keys and values of all rows first, then the rest. A pass
+// holds the residual stream, the current layer's keys and values, and per worker the intermediates of one block.
 type pass struct {
 	*Model
-	ctx   context.Context
-	b     *forward.Batch
-	be    kernel.Backend
-	arena device.Arena
-	work  device.Mem   // workspace of the backend
-	cos   []kernel.Mat // per rope: [positions, rotary/2]
-	sin   []kernel.Mat
-	spans []kernel.Span
-	x     kernel.Mat // the residual stream [packed, hidden]
-	outs  []outputs
-	done  int // steps
-	steps int
+	ctx    context.Context
+	b      *forward.Batch
+	be     kernel.Backend
+	arena  device.Arena
+	work   device.Mem   // a workspace per worker
+	cos    []kernel.Mat // per rope: [positions, rotary/2]
+	sin    []kernel.Mat
+	spans  []kernel.Span
+	x      kernel.Mat // the residual stream [packed, hidden]
+	outs   []outputs
+	rows   int // of a block
+	blocks int
+	steps  atomic.Int64 // done
+	report sync.Mutex   // held while progress is reported
 }
 
 // outputs is the memory of one request's answers; what it does not want is empty.
 type outputs struct {
 	targets, topLogprobs, topTokens, logits, hidden device.Mem
+}
+
+// lane is what a worker has for a block: the backend, memory of its own, and the backend's workspace.
+type lane struct {
+	kernel.Backend
+	arena device.Arena
+	work  device.Mem
 }
 
 func (m *Model) run(ctx context.Context, b *forward.Batch, arena device.Arena, be kernel.Backend) (*forward.Pass, error) {
@@ -52,7 +66,8 @@ func (m *Model) run(ctx context.Context, b *forward.Batch, arena device.Arena, b
 		}
 	}
 	p.hidden()
-	if err := p.score(); err != nil {
+	p.score()
+	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("head: %w", err)
 	}
 	return p.tensors(), nil
@@ -82,16 +97,59 @@ func (p *pass) outputs() {
 	}
 }
 
-// mat takes scratch for a matrix.
+func (l *lane) mat(rows, cols int) kernel.Mat {
+	return kernel.NewMat(l.arena.Scratch(kernel.MatBytes(rows, cols)), rows, cols)
+}
+
 func (p *pass) mat(rows, cols int) kernel.Mat {
 	return kernel.NewMat(p.arena.Scratch(kernel.MatBytes(rows, cols)), rows, cols)
 }
 
 // scope runs fn and gives back the scratch that it took.
-func (p *pass) scope(fn func()) {
-	mark := p.arena.Mark()
+func (l *lane) scope(fn func()) {
+	mark := l.arena.Mark()
 	fn()
-	p.arena.Pop(mark)
+	l.arena.Pop(mark)
+}
+
+// each runs fn for every i < n on the workers. What fn takes from its lane is measured on a rehearsal of largest, and taken from the arena for
+// every worker before the first starts. Once the context has ended, fn is not called any more.
+func (p *pass) each(n int, largest func(l *lane), fn func(l *lane, i int)) {
+	c := device.NewCounter()
+	largest(&lane{kernel.Rehearsal(1), c, device.Mem{}})
+	size := c.Sizes()[device.Scratch]
+	mark := p.arena.Mark()
+	defer p.arena.Pop(mark)
+	all := p.arena.Scratch(size * int64(p.be.Threads()))
+	p.be.Each(n, func(worker, i int) {
+		if p.ctx.Err() == nil {
+			fn(&lane{p.be, device.NewStack(part(all, worker, size)), p.workspace(worker)}, i)
+		}
+	})
+}
+
+func part(m device.Mem, i int, size int64) device.Mem { return m.Slice(int64(i)*size, size) }
+
+func (p *pass) workspace(worker int) device.Mem {
+	return part(p.work, worker, p.work.Bytes()/int64(p.be.Threads()))
+}
+
+// eachBlock runs fn for every block of packed rows [from, to), the last block first: its rows see the most keys, so no worker is left
+// alone with it at the end.
+func (p *pass) eachBlock(fn func(l *lane, from, to int)) {
+	p.each(p.blocks, func(l *lane) { fn(l, 0, min(p.rows, p.x.Rows)) }, func(l *lane, i int) {
+		from := (p.blocks - 1 - i) * p.rows
+		fn(l, from, min(from+p.rows, p.x.Rows))
+	})
+}
+
+// cut divides n rows into blocks of at most most rows: as many for every worker, if there are few. Rows per block are a multiple of 12, the
+// tile of the widest kernel.
+func cut(n, most, workers int) (rows, blocks int) {
+	blocks = (n + most - 1) / most
+	blocks = (blocks + workers - 1) / workers * workers
+	rows = min(most, ((n+blocks-1)/blocks+11)/12*12)
+	return rows, (n + rows - 1) / rows
 }
 
 // begin takes what lives for the whole pass and embeds the tokens.
@@ -100,183 +158,218 @@ func (p *pass) begin() {
 	for _, l := range p.spec.Layers {
 		headDim = max(headDim, l.Attention.HeadDim)
 	}
-	p.work = p.arena.Scratch(kernel.WorkBytes(p.be.Threads(), headDim))
-	n := maxPosition(p.b)
-	for _, r := range p.spec.Ropes {
-		cos, sin := p.mat(n, r.Rotary/2), p.mat(n, r.Rotary/2)
-		p.be.RopeTable(cos, sin, r.InvFreq())
-		p.cos, p.sin = append(p.cos, cos), append(p.sin, sin)
-	}
+	p.work = p.arena.Scratch(kernel.WorkBytes(headDim) * int64(p.be.Threads()))
 	for _, s := range p.b.Spans {
 		p.spans = append(p.spans, kernel.Span{Parent: s.Parent, Start: s.Start, End: s.End, Offset: s.Offset})
 	}
-	rows := len(p.b.Tokens)
-	p.x = p.mat(rows, p.spec.Hidden)
-	p.be.Embed(p.x, &p.embed, p.b.Tokens, float32(p.spec.EmbedScale))
-	p.steps = len(p.layers) * ((rows + blockRows - 1) / blockRows)
-}
-
-// step honours the context and reports progress. It is called once per layer and block.
-func (p *pass) step() error {
-	if err := p.ctx.Err(); err != nil {
-		return err
+	n := maxPosition(p.b)
+	for _, r := range p.spec.Ropes {
+		cos, sin, freq := p.mat(n, r.Rotary/2), p.mat(n, r.Rotary/2), r.InvFreq()
+		p.be.Each((n+blockRows-1)/blockRows, func(_, i int) {
+			from, to := i*blockRows, min((i+1)*blockRows, n)
+			p.be.RopeTable(cos.RowRange(from, to), sin.RowRange(from, to), from, freq)
+		})
+		p.cos, p.sin = append(p.cos, cos), append(p.sin, sin)
 	}
-	if p.b.Progress != nil {
-		p.b.Progress(p.done, p.steps)
-	}
-	p.done++
-	return nil
-}
-
-// layer runs layer i over all rows, a block at a time. A block needs the keys of its own rows and of rows before it, and parents
-// are packed before their children, so one walk is enough.
-func (p *pass) layer(i int) error {
-	l := p.spec.Layers[i]
-	kv := l.Attention.KVHeads * l.Attention.HeadDim
-	mark := p.arena.Mark()
-	defer p.arena.Pop(mark)
-	k, v := p.mat(p.x.Rows, kv), p.mat(p.x.Rows, kv)
-	for from := 0; from < p.x.Rows; from += blockRows {
-		if err := p.step(); err != nil {
-			return err
-		}
-		p.scope(func() { p.block(l, &p.layers[i], from, min(from+blockRows, p.x.Rows), k, v) })
-	}
-	return nil
-}
-
-func (p *pass) norm(dst, src kernel.Mat, w device.Mem) {
-	p.be.Norm(dst, src, w, p.spec.NormOffset, p.spec.NormEps)
-}
-
-// block runs packed rows [from, to) through a layer.
-func (p *pass) block(l Layer, w *layerWeights, from, to int, k, v kernel.Mat) {
-	x, n := p.x.RowRange(from, to), to-from
-	h := p.mat(n, p.spec.Hidden)
-	p.norm(h, x, w.attnNorm)
-	p.scope(func() { p.attention(l, w, h, x, from, to, k, v) })
-	p.norm(h, x, w.mlpNorm)
-	p.scope(func() {
-		act := p.mat(n, l.MLP.Intermediate)
-		p.be.GatedMLP(p.work, act, h, &w.gate, &w.up, w.gateBias, w.upBias, l.MLP.Activation.kernel())
-		p.residual(x, act, &w.down, w.downBias, l.PostNorms, w.mlpPostNorm, h)
+	p.x = p.mat(len(p.b.Tokens), p.spec.Hidden)
+	p.rows, p.blocks = cut(p.x.Rows, blockRows, p.be.Threads())
+	p.eachBlock(func(l *lane, from, to int) {
+		l.Embed(p.x.RowRange(from, to), &p.embed, p.b.Tokens[from:to], float32(p.spec.EmbedScale))
 	})
 }
 
-// attention adds the mixer's output for h to x.
-func (p *pass) attention(l Layer, w *layerWeights, h, x kernel.Mat, from, to int, k, v kernel.Mat) {
-	a, n := l.Attention, to-from
-	pos := p.b.Positions[from:to]
-	k1, v1 := k.RowRange(from, to), v.RowRange(from, to)
-	q, o := p.mat(n, a.Heads*a.HeadDim), p.mat(n, a.Heads*a.HeadDim)
-	p.be.Linear(p.work, q, h, &w.q, w.qBias, false)
-	p.be.Linear(p.work, k1, h, &w.k, w.kBias, false)
-	p.be.Linear(p.work, v1, h, &w.v, w.vBias, false)
-	if a.QKNorm {
-		p.norm(q, q, w.qNorm)
-		p.norm(k1, k1, w.kNorm)
+// layer runs layer i over all rows.
+func (p *pass) layer(i int) error {
+	spec, w := p.spec.Layers[i], &p.layers[i]
+	kv := spec.Attention.KVHeads * spec.Attention.HeadDim
+	mark := p.arena.Mark()
+	defer p.arena.Pop(mark)
+	k, v := p.mat(p.x.Rows, kv), p.mat(p.x.Rows, kv)
+	p.eachBlock(func(l *lane, from, to int) { p.keys(l, spec, w, from, to, k, v) })
+	p.eachBlock(func(l *lane, from, to int) {
+		p.block(l, spec, w, from, to, k, v)
+		p.step()
+	})
+	return p.ctx.Err()
+}
+
+// step reports progress: a block went through a layer.
+func (p *pass) step() {
+	done := p.steps.Add(1)
+	if p.b.Progress != nil {
+		p.report.Lock()
+		defer p.report.Unlock()
+		p.b.Progress(int(done), len(p.layers)*p.blocks)
 	}
-	p.be.Rope(q, a.HeadDim, pos, p.cos[a.Rope], p.sin[a.Rope])
-	p.be.Rope(k1, a.HeadDim, pos, p.cos[a.Rope], p.sin[a.Rope])
-	p.be.Attend(p.work, o, q, k, v, from, p.spans, a.kernel())
-	p.residual(x, o, &w.o, w.oBias, l.PostNorms, w.attnPostNorm, h)
+}
+
+func (p *pass) norm(l *lane, dst, src kernel.Mat, w device.Mem) {
+	l.Norm(dst, src, w, p.spec.NormOffset, p.spec.NormEps)
+}
+
+// keys computes keys and values of packed rows [from, to).
+func (p *pass) keys(l *lane, spec Layer, w *layerWeights, from, to int, k, v kernel.Mat) {
+	a := spec.Attention
+	h := l.mat(to-from, p.spec.Hidden)
+	p.norm(l, h, p.x.RowRange(from, to), w.attnNorm)
+	k, v = k.RowRange(from, to), v.RowRange(from, to)
+	l.Linear(l.work, k, h, &w.k, w.kBias, false)
+	l.Linear(l.work, v, h, &w.v, w.vBias, false)
+	if a.QKNorm {
+		p.norm(l, k, k, w.kNorm)
+	}
+	l.Rope(k, a.HeadDim, p.b.Positions[from:to], p.cos[a.Rope], p.sin[a.Rope])
+}
+
+// block runs packed rows [from, to) through the rest of a layer.
+func (p *pass) block(l *lane, spec Layer, w *layerWeights, from, to int, k, v kernel.Mat) {
+	x, n := p.x.RowRange(from, to), to-from
+	h := l.mat(n, p.spec.Hidden)
+	p.norm(l, h, x, w.attnNorm)
+	l.scope(func() {
+		a := spec.Attention
+		q, o := l.mat(n, a.Heads*a.HeadDim), l.mat(n, a.Heads*a.HeadDim)
+		l.Linear(l.work, q, h, &w.q, w.qBias, false)
+		if a.QKNorm {
+			p.norm(l, q, q, w.qNorm)
+		}
+		l.Rope(q, a.HeadDim, p.b.Positions[from:to], p.cos[a.Rope], p.sin[a.Rope])
+		l.Attend(l.work, o, q, k, v, from, p.spans, a.kernel())
+		p.residual(l, x, o, &w.o, w.oBias, spec.PostNorms, w.attnPostNorm, h)
+	})
+	p.norm(l, h, x, w.mlpNorm)
+	l.scope(func() {
+		act := l.mat(n, spec.MLP.Intermediate)
+		l.GatedMLP(l.work, act, h, &w.gate, &w.up, w.gateBias, w.upBias, spec.MLP.Activation.kernel())
+		p.residual(l, x, act, &w.down, w.downBias, spec.PostNorms, w.mlpPostNorm, h)
+	})
 }
 
 // residual adds w*src + bias to x, normed first if post. tmp has the shape of x.
-func (p *pass) residual(x, src kernel.Mat, w *kernel.Weight, bias device.Mem, post bool, norm device.Mem, tmp kernel.Mat) {
+func (p *pass) residual(l *lane, x, src kernel.Mat, w *kernel.Weight, bias device.Mem, post bool, norm device.Mem, tmp kernel.Mat) {
 	if !post {
-		p.be.Linear(p.work, x, src, w, bias, true)
+		l.Linear(l.work, x, src, w, bias, true)
 		return
 	}
-	p.be.Linear(p.work, tmp, src, w, bias, false)
-	p.norm(tmp, tmp, norm)
-	p.be.Add(x, tmp)
+	l.Linear(l.work, tmp, src, w, bias, false)
+	p.norm(l, tmp, tmp, norm)
+	l.Add(x, tmp)
+}
+
+// normed takes scratch for some rows of the residual stream after the final norm.
+func (p *pass) normed(l *lane, rows []int32) kernel.Mat {
+	h := l.mat(len(rows), p.spec.Hidden)
+	l.CopyRows(h, p.x, rows)
+	p.norm(l, h, h, p.finalNorm)
+	return h
 }
 
 // hidden answers the requests that want hidden states: the residual stream after the final norm.
 func (p *pass) hidden() {
-	var rows []int32
+	type piece struct {
+		rows []int32
+		to   device.Mem
+	}
+	var pieces []piece
+	most, size := 0, int64(p.spec.Hidden)*4
 	for r, o := range p.outs {
 		if o.hidden.Bytes() == 0 {
 			continue
 		}
-		rows = p.b.Gather(r, rows[:0])
-		for at := 0; at < len(rows); at += blockRows {
-			part := rows[at:min(at+blockRows, len(rows))]
-			p.scope(func() {
-				h := p.normed(part)
-				size := int64(p.spec.Hidden) * 4
-				p.be.Store(o.hidden.Slice(int64(at)*size, int64(len(part))*size), h)
-			})
-		}
-	}
-}
-
-// normed takes scratch for some rows of the residual stream after the final norm.
-func (p *pass) normed(rows []int32) kernel.Mat {
-	h := p.mat(len(rows), p.spec.Hidden)
-	p.be.CopyRows(h, p.x, rows)
-	p.norm(h, h, p.finalNorm)
-	return h
-}
-
-// score answers the requests that want something of the head. Rows are scored only where an input asks, each once, however many
-// requests share it.
-func (p *pass) score() error {
-	head := &p.head
-	if p.spec.Tied {
-		head = &p.embed
-	}
-	var rows []int32
-	var asks []kernel.Ask
-	k := 0
-	flush := func() error {
-		if len(rows) == 0 {
-			return nil
-		}
-		if err := p.ctx.Err(); err != nil {
-			return err
-		}
-		p.scope(func() {
-			h := p.normed(rows)
-			scratch := p.arena.Scratch(kernel.HeadBytes(p.be.Threads(), len(rows), k))
-			p.be.Head(p.work, scratch, h, head, asks)
+		most = max(most, min(p.b.RowLen(r), blockRows))
+		p.be.Each(1, func(_, _ int) {
+			rows := p.b.Gather(r, nil)
+			for at := 0; at < len(rows); at += blockRows {
+				part := rows[at:min(at+blockRows, len(rows))]
+				pieces = append(pieces, piece{part, o.hidden.Slice(int64(at)*size, int64(len(part))*size)})
+			}
 		})
-		rows, asks, k = rows[:0], asks[:0], 0
-		return nil
 	}
-	for _, s := range p.b.Spans {
-		for pos := s.Start; pos < s.End; pos++ {
-			before := len(asks)
-			for _, r := range s.Rows {
-				asks = p.asks(asks, int32(len(rows)), r, pos)
-			}
-			if len(asks) == before {
-				continue
-			}
-			rows = append(rows, int32(s.Offset+pos-s.Start))
-			for _, a := range asks[before:] {
-				if a.Kind == kernel.AskTopK {
-					k = max(k, int(a.Arg))
-				}
-			}
-			if len(rows) == kernel.HeadRows || len(rows)*k >= headTopK {
-				if err := flush(); err != nil {
-					return err
-				}
-			}
-		}
+	if most == 0 {
+		return
 	}
-	return flush()
+	p.each(len(pieces), func(l *lane) { p.normed(l, make([]int32, most)) }, func(l *lane, i int) {
+		l.Store(pieces[i].to, p.normed(l, pieces[i].rows))
+	})
 }
 
 // headTopK bounds rows times k of one call of the head, so that a large k does not take memory for HeadRows rows of it.
 const headTopK = 1 << 15
 
+// score answers the requests that want something of the head. Rows are scored only where an input asks, each once, however many
+// requests share it.
+func (p *pass) score() {
+	k, any := 0, false
+	for _, in := range p.b.Requests {
+		k = max(k, in.TopK)
+		any = any || in.Targets != nil || in.TopK > 0 || in.Logits
+	}
+	if !any {
+		return
+	}
+	most := min(kernel.HeadRows, p.x.Rows, max(1, headTopK/max(1, k)))
+	head := &p.head
+	if p.spec.Tied {
+		head = &p.embed
+	}
+	var scored []place
+	p.be.Each(1, func(_, _ int) { scored = p.scored() })
+	rows, blocks := 0, 0
+	if len(scored) > 0 {
+		rows, blocks = cut(len(scored), most, p.be.Threads())
+	}
+	run := func(l *lane, packed []int32, asks []kernel.Ask) {
+		h := p.normed(l, packed)
+		l.Head(l.work, l.arena.Scratch(kernel.HeadBytes(len(packed), k)), h, head, asks)
+	}
+	p.each(blocks, func(l *lane) { run(l, make([]int32, most), nil) }, func(l *lane, i int) {
+		part := scored[i*rows : min((i+1)*rows, len(scored))]
+		packed := make([]int32, len(part))
+		var asks []kernel.Ask
+		for j, at := range part {
+			s := &p.b.Spans[at.span]
+			packed[j] = int32(s.Offset + at.pos - s.Start)
+			for _, r := range s.Rows {
+				asks = p.asks(asks, int32(j), r, at.pos)
+			}
+		}
+		run(l, packed, asks)
+	})
+}
+
+// place is a packed row: a position of a span.
+type place struct{ span, pos int }
+
+// scored lists the packed rows of which something is wanted of the head.
+func (p *pass) scored() []place {
+	var list []place
+	for i, s := range p.b.Spans {
+		for pos := s.Start; pos < s.End; pos++ {
+			if slices.ContainsFunc(s.Rows, func(r int) bool { return p.wanted(r, pos) }) {
+				list = append(list, place{i, pos})
+			}
+		}
+	}
+	return list
+}
+
+// wanted says whether request r wants something of the head at a position.
+func (p *pass) wanted(r, pos int) bool {
+	in := p.b.Requests[r]
+	if in.TopK > 0 || in.Logits {
+		return true
+	}
+	if in.Targets == nil {
+		return false
+	}
+	w := in.Width()
+	return slices.ContainsFunc(in.Targets[pos*w:(pos+1)*w], func(label int32) bool { return label != forward.IgnoreLabel })
+}
+
 // asks appends what request r wants of the head at a position. row is the row of the head's matrix.
 func (p *pass) asks(list []kernel.Ask, row int32, r, pos int) []kernel.Ask {
 	in, o := p.b.Requests[r], &p.outs[r]
-	cell := func(m device.Mem, i, n int) device.Mem { return m.Slice(int64(i)*int64(n)*4, int64(n)*4) }
+	cell := func(m device.Mem, i, n int) device.Mem { return part(m, i, int64(n)*4) }
 	if in.Targets != nil {
 		w := in.Width()
 		for j, label := range in.Targets[pos*w : (pos+1)*w] {
