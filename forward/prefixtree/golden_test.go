@@ -31,6 +31,65 @@ type decided struct {
 	metrics
 }
 
+type goldenCost struct {
+	CP     int  `json:"cp"`
+	Layers int  `json:"layers"`
+	GDN    bool `json:"gdn"`
+}
+
+func (c goldenCost) cost() Cost {
+	f := Facts{Layers: c.Layers, ContextParallel: c.CP}
+	if c.GDN {
+		f.Recurrent = c.Layers
+	}
+	return Version1(f)
+}
+
+type goldenCandidate struct {
+	Labels []string `json:"labels"`
+	decided
+	Thresholds []int   `json:"thresholds"`
+	Work       []int64 `json:"work"`
+}
+
+type goldenSelected struct {
+	decided
+	Work      int64 `json:"work"`
+	Mandatory bool  `json:"mandatory"`
+	Search    struct {
+		Budget   int    `json:"budget"`
+		Family   int    `json:"family"`
+		Attempts int    `json:"attempts"`
+		Scored   int    `json:"scored"`
+		Repeats  int    `json:"repeats"`
+		Tiers    int    `json:"tiers"`
+		Orders   int    `json:"orders"`
+		Stop     Stop   `json:"stop"`
+		Digest   string `json:"digest"`
+	} `json:"search"`
+}
+
+type goldenExhaustive struct {
+	Layouts int `json:"layouts"`
+	Best    []struct {
+		Decisions []int `json:"decisions"`
+		Work      int64 `json:"work"`
+	} `json:"best"`
+}
+
+// goldenPrice is a fitted table of the studied planner and the works of a case's layouts under it.
+type goldenPrice struct {
+	CP           int                  `json:"cp"`
+	TP           int                  `json:"tp"`
+	Layers       int                  `json:"layers"`
+	GDNLayers    int                  `json:"gdn_layers"`
+	Table        string               `json:"table"`
+	Coefficients Version2Coefficients `json:"coefficients"`
+	Work         []int64              `json:"work"`
+	Selected     []int                `json:"selected"`
+	SelectedWork int64                `json:"selected_work"`
+}
+
 type goldenSpan struct {
 	Parent int   `json:"parent"`
 	Start  int   `json:"start"`
@@ -56,14 +115,22 @@ type golden struct {
 		Rows  []int    `json:"rows"`
 	} `json:"recipe,omitempty"`
 
-	Logical     int            `json:"logical,omitempty"`
-	Tree        *Tree          `json:"tree,omitempty"`
-	NoSharing   *metrics       `json:"no_sharing,omitempty"`
-	FullSharing *metrics       `json:"full_sharing,omitempty"`
-	Candidates  []decided      `json:"candidates,omitempty"`
-	Selected    []decided      `json:"selected,omitempty"`
-	Layout      []Span         `json:"layout,omitempty"`
-	Layouts     []goldenPacked `json:"layouts,omitempty"`
+	Logical     int               `json:"logical,omitempty"`
+	Tree        *Tree             `json:"tree,omitempty"`
+	NoSharing   *metrics          `json:"no_sharing,omitempty"`
+	FullSharing *metrics          `json:"full_sharing,omitempty"`
+	Costs       []goldenCost      `json:"costs,omitempty"`
+	Candidates  []goldenCandidate `json:"candidates,omitempty"`
+	Selected    []goldenSelected  `json:"selected,omitempty"`
+	Starved     []goldenSelected  `json:"starved,omitempty"`
+	Exhaustive  *goldenExhaustive `json:"exhaustive,omitempty"`
+	Optimum     []*int64          `json:"optimum_work,omitempty"`
+	Layout      []Span            `json:"layout,omitempty"`
+	Layouts     []goldenPacked    `json:"layouts,omitempty"`
+
+	// Of the tables' file, whose layouts are features.
+	Thresholds []int         `json:"thresholds,omitempty"`
+	Prices     []goldenPrice `json:"prices,omitempty"`
 }
 
 // tokens are the case's rows, made by its recipe if it has one.
@@ -132,7 +199,14 @@ func checkGolden(t *testing.T, g *golden) {
 			}
 		}
 	}
-	for _, c := range append(g.Candidates, g.Selected...) {
+	var layouts []decided
+	for _, c := range g.Candidates {
+		layouts = append(layouts, c.decided)
+	}
+	for _, c := range g.Selected {
+		layouts = append(layouts, c.decided)
+	}
+	for _, c := range layouts {
 		l := mustLayout(t, tree, c.Decisions)
 		if got := metricsOf(l); got != c.metrics {
 			t.Errorf("layout of %v: got %+v, want %+v", c.Decisions, got, c.metrics)
@@ -148,6 +222,7 @@ func checkGolden(t *testing.T, g *golden) {
 			t.Errorf("spans of %v (-want +got):\n%s", g.Selected[0].Decisions, diff)
 		}
 	}
+	checkSearch(t, g, tree)
 	for _, want := range g.Layouts {
 		b := mustPack(t, mustLayout(t, tree, want.Decisions), rows)
 		got := goldenPacked{Decisions: want.Decisions, Tokens: b.Tokens, Positions: b.Positions, SegmentOf: b.SegmentOf}
@@ -229,7 +304,7 @@ func writeSubset(t *testing.T, from, to string, keep int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if keep > 0 && len(line) < 6000 {
+		if keep > 0 && len(line) < 20_000 {
 			keep--
 			out.Write(line)
 			out.WriteByte('\n')
