@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"github.com/trainerrank/engine/device"
 )
 
 // grow draws a forest of up to n spans, in the order in which they are packed: parents before children. Some are shorter than
@@ -79,15 +81,23 @@ func (x *trial) some(n int) (from, to int) {
 	return from, from + 1 + x.r.IntN(n-from)
 }
 
-// attend runs rows [from, to) of q on h and returns their output.
-func (x *trial) attend(h *Host, q, k, v Mat, from, to int, spans []Span, a Attention) Mat {
-	dst, work := x.mat("dst", to-from, q.Cols), x.work(h, a.HeadDim)
-	x.do(h, func() { h.Attend(work, dst, q.RowRange(from, to), k, v, from, spans, a) })
+// attend runs rows [first, first+n) of q, as plan cuts them, and returns their output.
+func (x *trial) attend(h *Host, plan func(*Host, int, int, func(device.Mem, int, int)), q, k, v Mat, first, n int, spans []Span, a Attention) Mat {
+	dst := x.mat("dst", n, q.Cols)
+	plan(h, n, a.HeadDim, func(work device.Mem, from, to int) {
+		// A block may see the keys of its own rows and of rows before it; the others need not be there yet.
+		h.Attend(work, dst.RowRange(from, to), q.RowRange(first+from, first+to), upTo(k, first+to), upTo(v, first+to), first+from, spans, a)
+	})
 	return dst
 }
 
+// upTo is the matrix of the first n rows of m, without what comes after them.
+func upTo(m Mat, n int) Mat {
+	return Mat{m.Mem.Slice(0, int64((n-1)*m.Stride+m.Cols)*4), n, m.Cols, m.Stride}
+}
+
 func TestAttendAgreesWithFloat64(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 16, func(x *trial) {
 			a := x.shape()
 			spans, n := grow(x.r, 1+x.r.IntN(7), 8192/a.HeadDim)
@@ -95,7 +105,7 @@ func TestAttendAgreesWithFloat64(t *testing.T) {
 			x.what = fmt.Sprintf("%+v, rows [%d, %d) of %d, spans %s", a, from, to, n, describe(spans))
 			q, k := x.normal("q", n, a.Heads*a.HeadDim, 2), x.normal("k", to, a.KVHeads*a.HeadDim, 1)
 			v := x.normal("v", to, a.KVHeads*a.HeadDim, 1)
-			dst := x.attend(h, q, k, v, from, to, spans, a)
+			dst := x.attend(h, x.blocks, q, k, v, from, to-from, spans, a)
 
 			want, tols := make([]float64, q.Cols), make([]float64, q.Cols)
 			last := -1
@@ -148,35 +158,32 @@ func reference(out, tols []float64, q []float32, k, v Mat, keys []int, head int,
 	}
 }
 
-// Rows alone, other threads: the same bits as all rows at once on one.
+// Other blocks, other workers: the same bits as all rows at once.
 func TestAttendGivesARowTheSameBitsInAnyBlock(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, one *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 12, func(x *trial) {
 			a := x.shape()
 			spans, n := grow(x.r, 1+x.r.IntN(7), 8192/a.HeadDim)
 			x.what = fmt.Sprintf("%+v, %d rows, spans %s", a, n, describe(spans))
 			q, k := x.normal("q", n, a.Heads*a.HeadDim, 2), x.normal("k", n, a.KVHeads*a.HeadDim, 1)
 			v := x.normal("v", n, a.KVHeads*a.HeadDim, 1)
-			want := x.attend(one, q, k, v, 0, n, spans, a)
-			x.same("all rows", want, 0, x.attend(h, q, k, v, 0, n, spans, a))
-			for range 3 {
-				from := x.r.IntN(n)
-				to := from + 1 + x.r.IntN(n-from)
-				x.same(fmt.Sprintf("rows [%d, %d)", from, to), want, from, x.attend(h, q, k, v, from, to, spans, a))
-			}
+			want := x.attend(h, x.whole, q, k, v, 0, n, spans, a)
+			x.same("in blocks", x.attend(h, x.blocks, q, k, v, 0, n, spans, a), 0, want)
+			i := x.r.IntN(n)
+			x.same(fmt.Sprintf("row %d", i), want, i, x.attend(h, x.whole, q, k, v, i, 1, spans, a))
 		})
 	})
 }
 
 // One request, cut into spans at random places and packed among others: the same bits as in one piece.
 func TestAttendDoesNotSeeHowARequestIsCut(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, one *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 16, func(x *trial) {
 			a := x.shape()
 			n := 1 + x.r.IntN(min(300, 16384/a.HeadDim))
 			q, k := x.normal("q", n, a.Heads*a.HeadDim, 2), x.normal("k", n, a.KVHeads*a.HeadDim, 1)
 			v := x.normal("v", n, a.KVHeads*a.HeadDim, 1)
-			want := x.attend(one, q, k, v, 0, n, []Span{{Parent: -1, End: n}}, a)
+			want := x.attend(h, x.whole, q, k, v, 0, n, []Span{{Parent: -1, End: n}}, a)
 
 			var spans []Span
 			mine, rows := -1, 0 // the last span of the request, packed rows so far
@@ -221,7 +228,7 @@ func TestAttendDoesNotSeeHowARequestIsCut(t *testing.T) {
 				copy(k2.row(p), k.row(i))
 				copy(v2.row(p), v.row(i))
 			}
-			got := x.attend(h, q2, k2, v2, 0, rows, spans, a)
+			got := x.attend(h, x.blocks, q2, k2, v2, 0, rows, spans, a)
 			for i, p := range place {
 				x.same(fmt.Sprintf("position %d", i), want, i, got.RowRange(p, p+1))
 			}
@@ -231,14 +238,14 @@ func TestAttendDoesNotSeeHowARequestIsCut(t *testing.T) {
 
 // What is not finite in a token's key or value must not change a bit of a position that may not see the token.
 func TestAttendKeepsWhatIsNotFiniteFromWhoMayNotSeeIt(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 24, func(x *trial) {
 			a := x.shape()
 			spans, n := grow(x.r, 1+x.r.IntN(7), 8192/a.HeadDim)
 			ill := x.r.IntN(n)
 			q, k := x.normal("q", n, a.Heads*a.HeadDim, 1), x.normal("k", n, a.KVHeads*a.HeadDim, 1)
 			v := x.normal("v", n, a.KVHeads*a.HeadDim, 1)
-			want := x.attend(h, q, k, v, 0, n, spans, a)
+			want := x.attend(h, x.whole, q, k, v, 0, n, spans, a)
 			which := among(x.r, "key", "value", "query")
 			odd := among(x.r, float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)))
 			x.what = fmt.Sprintf("%+v, %d rows, %s of row %d is %v, spans %s", a, n, which, ill, odd, describe(spans))
@@ -246,7 +253,7 @@ func TestAttendKeepsWhatIsNotFiniteFromWhoMayNotSeeIt(t *testing.T) {
 			for j := range sick {
 				sick[j] = odd
 			}
-			got := x.attend(h, q, k, v, 0, n, spans, a)
+			got := x.attend(h, x.blocks, q, k, v, 0, n, spans, a)
 			for i := range n {
 				s, pos := where(spans, i)
 				sees := i == ill
@@ -268,7 +275,7 @@ func TestAttendKeepsWhatIsNotFiniteFromWhoMayNotSeeIt(t *testing.T) {
 
 // Scores so large that exp would overflow without the running maximum, rising and falling from block to block.
 func TestAttendOfLargeScores(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 8, func(x *trial) {
 			a := Attention{Heads: 2, KVHeads: 1, HeadDim: 16, Scale: 1}
 			n := 3*keyBlock + 1 + x.r.IntN(keyBlock)
@@ -289,7 +296,7 @@ func TestAttendOfLargeScores(t *testing.T) {
 				}
 				best[i] = top
 			}
-			dst := x.attend(h, q, k, v, 0, n, spans, a)
+			dst := x.attend(h, x.blocks, q, k, v, 0, n, spans, a)
 			x.near("dst", dst, func(i, j int) (float64, float64) { return float64(best[i] + j%16), 0 })
 		})
 	})

@@ -38,6 +38,9 @@ type headRow struct {
 // Head implements [Backend]. Vocabulary tiles stream through a sum of exponentials relative to the largest logit so far, so only one
 // tile of logits exists at a time. The sum over a tile is added in float64.
 func (h *Host) Head(work, scratch device.Mem, hidden Mat, w *Weight, asks []Ask) {
+	if hidden.Rows == 0 {
+		return // a product has rows
+	}
 	hw := newHeadWork(scratch, hidden.Rows, asks)
 	ws := work.F32()
 	for col := 0; col < w.Out; col += headTile {

@@ -6,7 +6,10 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
+
+	"github.com/trainerrank/engine/device"
 )
 
 // headCase is a head, rows for it, and what is asked of them.
@@ -18,9 +21,9 @@ type headCase struct {
 	k    int // largest k of the asks
 }
 
-// vocab draws the size of a vocabulary: one token, parts of panels and of tiles, more tiles than there are parts.
+// vocab draws the size of a vocabulary: one token, parts of panels and of tiles, many tiles.
 func vocab(r *rand.Rand) int {
-	return among(r, 1, 2, 31, 33, headTile-1, headTile, headTile+1, 1+r.IntN(1000), 1+r.IntN(3000), headTile*headGroups+1+r.IntN(600))
+	return among(r, 1, 2, 31, 33, headTile-1, headTile, headTile+1, 1+r.IntN(1000), 1+r.IntN(3000), 8000+r.IntN(1000))
 }
 
 // newHead draws a case with some pairs of equal rows in the head, whose logits tie exactly.
@@ -74,16 +77,12 @@ func (x *trial) asks(rows, vocab int) []Ask {
 	return asks
 }
 
-// answer gives asks memory for their answers and runs them on h, for rows [from, to) of the case.
-func (x *trial) answer(h *Host, c *headCase, from, to int) []Ask {
-	var asks []Ask
+// answer gives the asks of a case memory for their answers and runs them, as plan cuts the rows.
+func (x *trial) answer(h *Host, plan func(*Host, int, int, func(device.Mem, int, int)), c *headCase) []Ask {
+	asks := slices.Clone(c.asks)
 	k := 0
-	for _, a := range c.asks {
-		if int(a.Row) < from || int(a.Row) >= to {
-			continue
-		}
-		a.Row -= int32(from)
-		switch a.Kind {
+	for i := range asks {
+		switch a := &asks[i]; a.Kind {
 		case AskTarget:
 			a.Out = x.mem("logprob", 4)
 		case AskTopK:
@@ -92,10 +91,18 @@ func (x *trial) answer(h *Host, c *headCase, from, to int) []Ask {
 		case AskLogits:
 			a.Out = x.mem("logits", 4*int64(c.w.Out))
 		}
-		asks = append(asks, a)
 	}
-	work, scratch := x.work(h, 0), x.mem("scratch", HeadBytes(h.Threads(), to-from, k))
-	x.do(h, func() { h.Head(work, scratch, c.h.RowRange(from, to), c.w, asks) })
+	var mu sync.Mutex // x is for one goroutine
+	plan(h, c.h.Rows, 0, func(work device.Mem, from, to int) {
+		part := of(asks, from, to)
+		for i := range part {
+			part[i].Row -= int32(from)
+		}
+		mu.Lock()
+		scratch := x.mem("scratch", HeadBytes(to-from, k))
+		mu.Unlock()
+		h.Head(work, scratch, c.h.RowRange(from, to), c.w, part)
+	})
 	return asks
 }
 
@@ -104,18 +111,18 @@ func (x *trial) headRows(vocab int) int {
 	if vocab > 1000 {
 		return 1 + x.r.IntN(5)
 	}
-	return among(x.r, 1, 2, 1+x.r.IntN(20), headChunk, headChunk+1, HeadRows)
+	return among(x.r, 1, 2, 1+x.r.IntN(20), 1+x.r.IntN(HeadRows), HeadRows)
 }
 
 func TestHeadAgreesWithFloat64(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 20, func(x *trial) {
 			n := vocab(x.r)
 			c := x.newHead(h, x.headRows(n), n, among(x.r, 1, 8, 17, 64))
 			logits, tol := make([]float64, n), 0.0
 			var logZ float64
 			row := int32(-1)
-			for i, a := range x.answer(h, c, 0, c.h.Rows) {
+			for i, a := range x.answer(h, x.blocks, c) {
 				if a.Row != row { // the asks are sorted by row
 					row, tol = a.Row, 0
 					for j := range logits {
@@ -160,7 +167,7 @@ func TestHeadAgreesWithFloat64(t *testing.T) {
 
 // The answers for one row fit each other to the bit: targets, the largest, ties by the lower token, and logits, which are those of Linear.
 func TestHeadAnswersAreConsistent(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, one *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 16, func(x *trial) {
 			n := vocab(x.r)
 			c := x.newHead(h, x.headRows(n), n, among(x.r, 1, 8, 17, blockK+1))
@@ -172,9 +179,9 @@ func TestHeadAnswersAreConsistent(t *testing.T) {
 				c.asks = append(c.asks, Ask{Row: int32(r), Kind: AskLogits}, Ask{Row: int32(r), Kind: AskTopK, Arg: int32(k)}, Ask{Row: int32(r), Kind: AskTopK, Arg: int32((k + 1) / 2)})
 			}
 			x.what = fmt.Sprintf("%d rows, head [%d, %d], k %d", rows, n, c.w.In, k)
-			asks := x.answer(h, c, 0, rows)
-			linear, work := x.mat("linear", rows, n), x.work(one, 0)
-			x.do(one, func() { one.Linear(work, linear, c.h, c.w, x.mem("no bias", 0), false) })
+			asks := x.answer(h, x.blocks, c)
+			linear := x.mat("linear", rows, n)
+			x.whole(h, rows, 0, func(work device.Mem, _, _ int) { h.Linear(work, linear, c.h, c.w, device.Mem{}, false) })
 			c.asks = nil
 			var want []float32
 			for r := range rows {
@@ -205,7 +212,7 @@ func TestHeadAnswersAreConsistent(t *testing.T) {
 					want = append(want, probs[i])
 				}
 			}
-			for i, a := range x.answer(h, c, 0, rows) {
+			for i, a := range x.answer(h, x.blocks, c) {
 				if got := a.Out.F32()[0]; math.Float32bits(got) != math.Float32bits(want[i]) || got > 0 {
 					x.errorf("row %d: token %d scores %v as a target, %v among the first", a.Row, a.Arg, got, want[i])
 				}
@@ -241,23 +248,18 @@ func of(asks []Ask, from, to int) []Ask {
 }
 
 func TestHeadGivesARowTheSameBitsInAnyBlock(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, one *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 12, func(x *trial) {
 			n := vocab(x.r)
 			c := x.newHead(h, x.headRows(n), n, among(x.r, 8, 17, 64, blockK+1))
 			rows := c.h.Rows
-			want := x.answer(one, c, 0, rows)
-			x.sameAnswers("all rows", x.answer(h, c, 0, rows), want)
-			for range 3 {
-				from := x.r.IntN(rows)
-				to := from + 1 + x.r.IntN(rows-from)
-				x.sameAnswers(fmt.Sprintf("rows [%d, %d)", from, to), x.answer(h, c, from, to), of(want, from, to))
-			}
+			want := x.answer(h, x.whole, c)
+			x.sameAnswers("in blocks", x.answer(h, x.blocks, c), want)
 			// A row that is not finite tells its neighbours nothing, and its own answers are NaN, the first k of equal rank by token.
 			ill := x.r.IntN(rows)
 			poison(x.r, c.h.row(ill))
 			c.h.row(ill)[0] = float32(math.NaN())
-			sick := x.answer(h, c, 0, rows)
+			sick := x.answer(h, x.blocks, c)
 			x.sameAnswers("before a row that is not finite", of(sick, 0, ill), of(want, 0, ill))
 			x.sameAnswers("after a row that is not finite", of(sick, ill+1, rows), of(want, ill+1, rows))
 			for _, a := range of(sick, ill, ill+1) {
@@ -275,7 +277,7 @@ func TestHeadGivesARowTheSameBitsInAnyBlock(t *testing.T) {
 // One logit that is NaN or infinite, in whichever part of the vocabulary: every logprob of the row is NaN, but for those under a logit
 // of -Inf, which is a token that cannot come.
 func TestHeadOfOddLogits(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 12, func(x *trial) {
 			n := 2 + vocab(x.r)
 			odd := among(x.r, float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)))
@@ -293,7 +295,7 @@ func TestHeadOfOddLogits(t *testing.T) {
 			}
 			other := (at + 1 + x.r.IntN(n-1)) % n
 			c.asks = []Ask{{Kind: AskTarget, Arg: int32(at)}, {Kind: AskTarget, Arg: int32(other)}, {Kind: AskTopK, Arg: int32(n)}}
-			a := x.answer(h, c, 0, 1)
+			a := x.answer(h, x.whole, c)
 			self, rest, ids := a[0].Out.F32()[0], a[1].Out.F32()[0], a[2].IDs.I32()
 			place := slices.Index(ids, int32(at))
 			switch {
@@ -312,15 +314,15 @@ func TestHeadOfOddLogits(t *testing.T) {
 
 func TestHeadBytesDoNotDependOnTheVocabulary(t *testing.T) {
 	for _, c := range []struct {
-		threads, rows, k int
-		want             int64
+		rows, k int
+		want    int64
 	}{
-		{1, 1, 0, (headTile+16)*4 + 384},
-		{2, HeadRows, 0, 2*headChunk*(headTile+16)*4 + HeadRows*384},
-		{3, 7, 5, 3*7*(headTile+16)*4 + 7*384 + 3*320},
+		{1, 0, headTile*4 + 64 + 64},
+		{HeadRows, 0, HeadRows * (headTile*4 + 8 + 4)},
+		{7, 5, 7*headTile*4 + 64 + 64 + 320},
 	} {
-		if got := HeadBytes(c.threads, c.rows, c.k); got != c.want {
-			t.Errorf("HeadBytes(%d, %d, %d) = %d instead of %d", c.threads, c.rows, c.k, got, c.want)
+		if got := HeadBytes(c.rows, c.k); got != c.want {
+			t.Errorf("HeadBytes(%d, %d) = %d instead of %d", c.rows, c.k, got, c.want)
 		}
 	}
 }

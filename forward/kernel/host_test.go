@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -14,27 +15,24 @@ import (
 	"github.com/trainerrank/engine/device"
 )
 
-// The operations are tested against references written plainly in float64, over every table that the machine has and with 1, 2
-// and 3 threads. All operands lie in memory that is surrounded by, and at first filled with, NaN of a pattern that no
+// The operations are tested against references written plainly in float64, over every table that the machine has, on blocks of rows
+// that 1, 2 and 3 workers share. All operands lie in memory that is surrounded by, and at first filled with, NaN of a pattern that no
 // computation yields: reading what was not given shows up as NaN, writing beside a result as a broken pattern.
 
 // unit is the unit roundoff of float32. A sum of k rounded products, added one by one, is off by at most about
 // k*unit times the sum of their absolute values, fused or not; the tolerances below are such bounds, not guesses.
 const unit = 1.0 / (1 << 24)
 
-// eachHost runs fn as a subtest for each table and number of threads. one is a host of the same table with one thread: what it computes
-// unsplit is what the same rows must be, bit for bit, under any other plan.
-func eachHost(t *testing.T, fn func(t *testing.T, h, one *Host)) {
+// eachHost runs fn as a subtest for each table and number of workers.
+func eachHost(t *testing.T, fn func(t *testing.T, h *Host)) {
 	for _, p := range available() {
-		one := newHost(p, 1, "")
 		for threads := 1; threads <= 3; threads++ {
 			t.Run(fmt.Sprintf("%s/threads=%d", p.name, threads), func(t *testing.T) {
 				h := newHost(p, threads, "")
 				defer h.Close()
-				fn(t, h, one)
+				fn(t, h)
 			})
 		}
-		one.Close()
 	}
 }
 
@@ -174,9 +172,31 @@ func (x *trial) maybeVector(what string, n int, scale float64) device.Mem {
 	return x.vector(what, n, scale)
 }
 
-// work is the workspace of h, not a byte larger than it must be.
-func (x *trial) work(h *Host, headDim int) device.Mem {
-	return x.mem("work", WorkBytes(h.Threads(), headDim))
+// work is a workspace, not a byte larger than it must be.
+func (x *trial) work(headDim int) device.Mem { return x.mem("work", WorkBytes(headDim)) }
+
+// blocks cuts rows [0, n) at random places and lets the workers of h run op for each block, with a workspace of their own.
+func (x *trial) blocks(h *Host, n, headDim int, op func(work device.Mem, from, to int)) {
+	cuts := []int{0, n}
+	for range x.r.IntN(6) {
+		cuts = append(cuts, x.r.IntN(n+1))
+	}
+	slices.Sort(cuts)
+	cuts = slices.Compact(cuts)
+	works := make([]device.Mem, h.Threads())
+	for i := range works {
+		works[i] = x.work(headDim)
+	}
+	x.what += fmt.Sprintf(", blocks %v", cuts)
+	x.do(h, func() {
+		h.Each(len(cuts)-1, func(worker, i int) { op(works[worker], cuts[i], cuts[i+1]) })
+	})
+}
+
+// whole runs op for all rows at once.
+func (x *trial) whole(h *Host, n, headDim int, op func(work device.Mem, from, to int)) {
+	work := x.work(headDim)
+	x.do(h, func() { op(work, 0, n) })
 }
 
 // stored draws the bytes of a value of a type, as in a file, and says what it is: about normal, sometimes 0 or denormal.
@@ -243,14 +263,14 @@ func (x *trial) near(what string, got Mat, want func(i, j int) (v, tol float64))
 	}
 }
 
-// same compares the bits of rows [from, from+n) of got with rows [0, n) of want.
+// same compares the bits of rows [from, from+want.Rows) of got with want.
 func (x *trial) same(what string, got Mat, from int, want Mat) {
 	x.t.Helper()
 	for i := range want.Rows {
 		g, w := got.row(from+i), want.row(i)
 		for j := range w {
 			if math.Float32bits(g[j]) != math.Float32bits(w[j]) {
-				x.errorf("%s: row %d (%d alone), column %d is %v (%#x) instead of %v (%#x)", what, from+i, i, j, g[j], math.Float32bits(g[j]), w[j], math.Float32bits(w[j]))
+				x.errorf("%s: row %d (%d of what is wanted), column %d is %v (%#x) instead of %v (%#x)", what, from+i, i, j, g[j], math.Float32bits(g[j]), w[j], math.Float32bits(w[j]))
 				return
 			}
 		}
@@ -270,24 +290,27 @@ func (x *trial) rows(most int) int {
 }
 
 func TestRopeTableIsCosineAndSineOfTheFloat64Product(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 8, func(x *trial) {
-			n, half := x.rows(200), 1+x.r.IntN(40)
-			x.what = fmt.Sprintf("%d positions, %d frequencies", n, half)
+			n, half, first := x.rows(200), 1+x.r.IntN(40), among(x.r, 0, 1, 30000)
+			x.what = fmt.Sprintf("%d positions from %d on, %d frequencies", n, first, half)
 			freq := make([]float64, half)
 			for i := range freq {
 				freq[i] = math.Pow(10000, -float64(i)/float64(half))
 			}
 			cos, sin := x.mat("cos", n, half), x.mat("sin", n, half)
-			x.do(h, func() { h.RopeTable(cos, sin, freq) })
-			x.near("cos", cos, func(i, j int) (float64, float64) { return math.Cos(float64(i) * freq[j]), unit })
-			x.near("sin", sin, func(i, j int) (float64, float64) { return math.Sin(float64(i) * freq[j]), unit })
+			x.blocks(h, n, 0, func(_ device.Mem, from, to int) {
+				h.RopeTable(cos.RowRange(from, to), sin.RowRange(from, to), first+from, freq)
+			})
+			// Half a unit for the rounding, as the values are at most 1; the rest covers float64.
+			x.near("cos", cos, func(i, j int) (float64, float64) { return math.Cos(float64(first+i) * freq[j]), 0.51 * unit })
+			x.near("sin", sin, func(i, j int) (float64, float64) { return math.Sin(float64(first+i) * freq[j]), 0.51 * unit })
 		})
 	})
 }
 
 func TestEmbedIsTheRowTimesScaleRoundedOnce(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 24, func(x *trial) {
 			d, n, vocab, in := DType(x.r.IntN(3)), x.rows(200), 1+x.r.IntN(100), 1+x.r.IntN(90)
 			scale := among(x.r, 1, 1, float32(math.Sqrt(float64(in))))
@@ -298,14 +321,14 @@ func TestEmbedIsTheRowTimesScaleRoundedOnce(t *testing.T) {
 				tokens[i] = int32(x.r.IntN(vocab))
 			}
 			dst := x.mat("dst", n, in)
-			x.do(h, func() { h.Embed(dst, w, tokens, scale) })
+			x.blocks(h, n, 0, func(_ device.Mem, from, to int) { h.Embed(dst.RowRange(from, to), w, tokens[from:to], scale) })
 			x.near("dst", dst, func(i, j int) (float64, float64) { return float64(float32(want[tokens[i]][j]) * scale), 0 })
 		})
 	})
 }
 
 func TestNormAgreesWithFloat64(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 24, func(x *trial) {
 			rows, n, heads := x.rows(300), among(x.r, 1, 7, 31, 32, 33, 64, 128, 576, 1+x.r.IntN(300)), among(x.r, 1, 1, 2, 5)
 			offset, eps := among(x.r, float32(0), 1), among(x.r, 1e-5, 1e-6)
@@ -318,7 +341,9 @@ func TestNormAgreesWithFloat64(t *testing.T) {
 			if !inPlace {
 				dst = x.mat("dst", rows, n*heads)
 			}
-			x.do(h, func() { h.Norm(dst, src, w, offset, eps) })
+			x.blocks(h, rows, 0, func(_ device.Mem, from, to int) {
+				h.Norm(dst.RowRange(from, to), src.RowRange(from, to), w, offset, eps)
+			})
 			inv := make([]float64, rows*heads)
 			for i := range inv {
 				var sum float64
@@ -342,7 +367,7 @@ func TestNormAgreesWithFloat64(t *testing.T) {
 }
 
 func TestRopeRotatesTheRotaryPartOfEachHead(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 24, func(x *trial) {
 			half := 1 + x.r.IntN(64)
 			headDim, heads, n, table := 2*half+among(x.r, 0, 0, 1, 32), 1+x.r.IntN(4), x.rows(200), 1+x.r.IntN(50)
@@ -353,7 +378,7 @@ func TestRopeRotatesTheRotaryPartOfEachHead(t *testing.T) {
 				positions[i] = int32(x.r.IntN(table))
 			}
 			was := x.copyOf(m)
-			x.do(h, func() { h.Rope(m, headDim, positions, cos, sin) })
+			x.blocks(h, n, 0, func(_ device.Mem, from, to int) { h.Rope(m.RowRange(from, to), headDim, positions[from:to], cos, sin) })
 			x.near("x", m, func(i, j int) (float64, float64) {
 				head, d := was.row(i)[j/headDim*headDim:], j%headDim
 				if d >= 2*half {
@@ -371,7 +396,7 @@ func TestRopeRotatesTheRotaryPartOfEachHead(t *testing.T) {
 }
 
 func TestAddCopyRowsStoreAndZeroAreExact(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 24, func(x *trial) {
 			n, from, cols := x.rows(200), 1+x.r.IntN(100), 1+x.r.IntN(200)
 			x.what = fmt.Sprintf("%d rows out of %d, %d columns", n, from, cols)
@@ -382,12 +407,12 @@ func TestAddCopyRowsStoreAndZeroAreExact(t *testing.T) {
 			}
 			copied, sum := x.mat("copied", n, cols), x.copyOf(a)
 			out, zero := x.mem("stored", int64(n*cols)*4), x.vector("zero", cols, 1)
-			x.do(h, func() {
-				h.CopyRows(copied, src, rows)
-				h.Add(sum, copied)
-				h.Store(out, sum)
-				h.Zero(zero)
+			x.blocks(h, n, 0, func(_ device.Mem, from, to int) {
+				h.CopyRows(copied.RowRange(from, to), src, rows[from:to])
+				h.Add(sum.RowRange(from, to), copied.RowRange(from, to))
+				h.Store(out.Slice(int64(from*cols)*4, int64((to-from)*cols)*4), sum.RowRange(from, to))
 			})
+			x.do(h, func() { h.Zero(zero) })
 			want := func(i, j int) float64 { return float64(a.row(i)[j] + src.row(int(rows[i]))[j]) }
 			x.near("copied", copied, func(i, j int) (float64, float64) { return float64(src.row(int(rows[i]))[j]), 0 })
 			x.near("sum", sum, func(i, j int) (float64, float64) { return want(i, j), 0 })
@@ -399,7 +424,7 @@ func TestAddCopyRowsStoreAndZeroAreExact(t *testing.T) {
 
 // The operations on rows do the same bits to a row whichever block it is part of, beside whichever neighbours.
 func TestRowOperationsTreatEachRowAlone(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, one *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 12, func(x *trial) {
 			n, half, heads := x.rows(300), 1+x.r.IntN(40), 1+x.r.IntN(4)
 			cols := 2 * half * heads
@@ -410,26 +435,22 @@ func TestRowOperationsTreatEachRowAlone(t *testing.T) {
 			for i := range positions {
 				positions[i] = int32(x.r.IntN(n))
 			}
-			run := func(h *Host, src, b Mat, positions []int32) Mat {
-				dst := x.mat("dst", src.Rows, cols)
-				x.do(h, func() {
-					h.Norm(dst, src, w, 1, 1e-6)
-					h.Rope(dst, 2*half, positions, cos, sin)
-					h.Add(dst, b)
+			run := func(plan func(*Host, int, int, func(device.Mem, int, int)), src Mat) Mat {
+				dst := x.mat("dst", n, cols)
+				plan(h, n, 0, func(_ device.Mem, from, to int) {
+					part := dst.RowRange(from, to)
+					h.Norm(part, src.RowRange(from, to), w, 1, 1e-6)
+					h.Rope(part, 2*half, positions[from:to], cos, sin)
+					h.Add(part, b.RowRange(from, to))
 				})
 				return dst
 			}
-			want := run(one, src, b, positions)
-			for range 3 {
-				from := x.r.IntN(n)
-				to := from + 1 + x.r.IntN(n-from)
-				got := run(h, src.RowRange(from, to), b.RowRange(from, to), positions[from:to])
-				x.same(fmt.Sprintf("rows [%d, %d)", from, to), want, from, got)
-			}
+			want := run(x.whole, src)
+			x.same("in blocks", run(x.blocks, src), 0, want)
 			ill := x.r.IntN(n)
 			sick := x.copyOf(src)
 			poison(x.r, sick.row(ill))
-			got := run(h, sick, b, positions)
+			got := run(x.blocks, sick)
 			x.same("rows before one that is not finite", want, 0, got.RowRange(0, ill))
 			if ill+1 < n {
 				x.same("rows after one that is not finite", want, ill+1, got.RowRange(ill+1, n))
@@ -439,13 +460,14 @@ func TestRowOperationsTreatEachRowAlone(t *testing.T) {
 }
 
 func TestOperationsOnNoRowsDoNothing(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		x := &trial{t: t, r: rand.New(rand.NewPCG(1, 1)), what: "no rows"}
 		w, _ := x.weight(h, F32, 40, 24)
 		m := func(cols int) Mat { return x.mat("none", 0, cols) }
-		work, gain := x.work(h, 8), x.vector("gain", 24, 1)
+		work, gain := x.work(8), x.vector("gain", 24, 1)
 		x.do(h, func() {
-			h.RopeTable(m(4), m(4), make([]float64, 4))
+			h.Each(0, func(int, int) { t.Error("a loop of none runs") })
+			h.RopeTable(m(4), m(4), 0, make([]float64, 4))
 			h.Embed(m(24), w, nil, 2)
 			h.Norm(m(24), m(24), gain, 0, 1e-6)
 			h.Linear(work, m(40), m(24), w, device.Mem{}, true)
@@ -456,7 +478,7 @@ func TestOperationsOnNoRowsDoNothing(t *testing.T) {
 			h.CopyRows(m(24), m(24), nil)
 			h.Store(device.Mem{}, m(24))
 			h.Zero(device.Mem{})
-			h.Head(work, x.mem("scratch", HeadBytes(h.Threads(), 0, 0)), m(24), w, nil)
+			h.Head(work, x.mem("scratch", HeadBytes(0, 0)), m(24), w, nil)
 		})
 		x.checkGuards()
 	})
@@ -527,7 +549,8 @@ func TestRehearsalDoesNothing(t *testing.T) {
 	m, w := NewMat(mem, 4, 8), &Weight{Mem: mem, DType: BF16, Out: 8, In: 8}
 	failure := errors.New("failure")
 	err := b.Do(func() error {
-		b.RopeTable(m, m, make([]float64, 8))
+		b.Each(2, func(int, int) { t.Error("a rehearsal runs a loop") })
+		b.RopeTable(m, m, 0, make([]float64, 8))
 		b.Embed(m, w, make([]int32, 4), 2)
 		b.Norm(m, m, mem, 0, 1e-6)
 		b.Linear(mem, m, m, w, mem, true)

@@ -35,7 +35,7 @@ func inner(r *rand.Rand) int {
 func outer(r *rand.Rand) int { return among(r, 1, 31, 32, 33, 64, 1+r.IntN(150)) }
 
 func TestLinearAgreesWithFloat64(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 24, func(x *trial) {
 			d, out, in, rows := among(x.r, dtypes...), outer(x.r), inner(x.r), x.rows(300)
 			add := x.r.IntN(2) == 0
@@ -48,8 +48,9 @@ func TestLinearAgreesWithFloat64(t *testing.T) {
 				dst = x.normal("dst", rows, out, 1)
 				was = x.copyOf(dst)
 			}
-			work := x.work(h, 0)
-			x.do(h, func() { h.Linear(work, dst, src, w, bias, add) })
+			x.blocks(h, rows, 0, func(work device.Mem, from, to int) {
+				h.Linear(work, dst.RowRange(from, to), src.RowRange(from, to), w, bias, add)
+			})
 			x.near("dst", dst, func(i, j int) (float64, float64) {
 				v, abs := dot(src.row(i), wide[j])
 				b, old := biasAt(bias, j), 0.0
@@ -70,7 +71,7 @@ func geluOf(x float64) float64 {
 }
 
 func TestGatedMLPAgreesWithFloat64(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 24, func(x *trial) {
 			d, out, in, rows := among(x.r, dtypes...), outer(x.r), inner(x.r), x.rows(200)
 			act, f := SiLU, siluOf
@@ -82,8 +83,10 @@ func TestGatedMLPAgreesWithFloat64(t *testing.T) {
 			gateBias, upBias := x.maybeVector("gate bias", out, 1), x.maybeVector("up bias", out, 1)
 			x.what = fmt.Sprintf("%d rows, %s and %s [%d, %d], activation %d, biases %t %t", rows, gate.DType, up.DType, out, in, act, gateBias.Bytes() > 0, upBias.Bytes() > 0)
 			// Gates of all sizes, so that the flat ends of the activation are reached too.
-			src, dst, work := x.normal("src", rows, in, math.Exp2(float64(x.r.IntN(6)-3))), x.mat("dst", rows, out), x.work(h, 0)
-			x.do(h, func() { h.GatedMLP(work, dst, src, gate, up, gateBias, upBias, act) })
+			src, dst := x.normal("src", rows, in, math.Exp2(float64(x.r.IntN(6)-3))), x.mat("dst", rows, out)
+			x.blocks(h, rows, 0, func(work device.Mem, from, to int) {
+				h.GatedMLP(work, dst.RowRange(from, to), src.RowRange(from, to), gate, up, gateBias, upBias, act)
+			})
 			x.near("dst", dst, func(i, j int) (float64, float64) {
 				g, gAbs := dot(src.row(i), gateWide[j])
 				u, uAbs := dot(src.row(i), upWide[j])
@@ -102,7 +105,7 @@ func TestGatedMLPAgreesWithFloat64(t *testing.T) {
 
 // Products give a row the same bits in any block, beside any neighbours, on any number of threads.
 func TestProductsTreatEachRowAlone(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, one *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 16, func(x *trial) {
 			d, out, in, rows := among(x.r, dtypes...), outer(x.r), inner(x.r), x.rows(300)
 			x.what = fmt.Sprintf("%d rows, %s [%d, %d]", rows, d, out, in)
@@ -110,30 +113,26 @@ func TestProductsTreatEachRowAlone(t *testing.T) {
 			up, _ := x.weight(h, d, out, in)
 			src, old := x.normal("src", rows, in, 1), x.normal("old", rows, out, 1)
 			bias := x.maybeVector("bias", out, 1)
-			run := func(h *Host, src, old Mat) (sum, mlp Mat) {
-				work := x.work(h, 0)
-				plain, mlp := x.mat("plain", src.Rows, out), x.mat("mlp", src.Rows, out)
-				sum = x.copyOf(old)
-				x.do(h, func() {
-					h.Linear(work, plain, src, w, bias, false)
-					h.Linear(work, sum, src, up, bias, true)
-					h.GatedMLP(work, mlp, src, w, up, bias, device.Mem{}, SiLU)
-					h.Add(sum, plain)
+			run := func(plan func(*Host, int, int, func(device.Mem, int, int)), src Mat) (sum, mlp Mat) {
+				sum, mlp = x.copyOf(old), x.mat("mlp", rows, out)
+				plain := x.mat("plain", rows, out)
+				plan(h, rows, 0, func(work device.Mem, from, to int) {
+					part := src.RowRange(from, to)
+					h.Linear(work, plain.RowRange(from, to), part, w, bias, false)
+					h.Linear(work, sum.RowRange(from, to), part, up, bias, true)
+					h.GatedMLP(work, mlp.RowRange(from, to), part, w, up, bias, device.Mem{}, SiLU)
+					h.Add(sum.RowRange(from, to), plain.RowRange(from, to))
 				})
 				return sum, mlp
 			}
-			sum, mlp := run(one, src, old)
-			for range 3 {
-				from := x.r.IntN(rows)
-				to := from + 1 + x.r.IntN(rows-from)
-				gotSum, gotMLP := run(h, src.RowRange(from, to), old.RowRange(from, to))
-				x.same(fmt.Sprintf("linear, rows [%d, %d)", from, to), sum, from, gotSum)
-				x.same(fmt.Sprintf("mlp, rows [%d, %d)", from, to), mlp, from, gotMLP)
-			}
+			sum, mlp := run(x.whole, src)
+			gotSum, gotMLP := run(x.blocks, src)
+			x.same("linear in blocks", gotSum, 0, sum)
+			x.same("mlp in blocks", gotMLP, 0, mlp)
 			ill := x.r.IntN(rows)
 			sick := x.copyOf(src)
 			poison(x.r, sick.row(ill))
-			gotSum, gotMLP := run(h, sick, old)
+			gotSum, gotMLP = run(x.blocks, sick)
 			x.same("linear, before a row that is not finite", sum, 0, gotSum.RowRange(0, ill))
 			x.same("mlp, before a row that is not finite", mlp, 0, gotMLP.RowRange(0, ill))
 			if ill+1 < rows {
@@ -146,13 +145,13 @@ func TestProductsTreatEachRowAlone(t *testing.T) {
 
 // A weight that is not finite reaches its own output column only; the others keep their bits.
 func TestLinearTreatsEachColumnAlone(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 10, func(x *trial) {
 			out, in, rows := outer(x.r), inner(x.r), x.rows(50)
 			ill := x.r.IntN(out)
 			x.what = fmt.Sprintf("%d rows, [%d, %d], column %d", rows, out, in, ill)
 			w, _ := x.weight(h, F32, out, in)
-			src, work := x.normal("src", rows, in, 1), x.work(h, 0)
+			src, work := x.normal("src", rows, in, 1), x.work(0)
 			want, got := x.mat("want", rows, out), x.mat("got", rows, out)
 			x.do(h, func() { h.Linear(work, want, src, w, device.Mem{}, false) })
 			w.Mem.F32()[(ill/Width*in+x.r.IntN(in))*Width+ill%Width] = float32(math.NaN())

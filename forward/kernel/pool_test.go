@@ -68,8 +68,8 @@ func TestPoolRunsEachIndexOnce(t *testing.T) {
 	}
 }
 
-// Many loops in one session, and many sessions of one loop: the second used to hang, when a worker slept through the end of
-// some sessions and its tokens filled the channel.
+// Many loops in one session, and many sessions of one loop: workers that sleep through some of them must neither hang the others
+// nor be lost.
 func TestPoolManyShortLoops(t *testing.T) {
 	for _, c := range []struct{ threads, sessions, loops int }{{2, 1, 10000}, {2, 5000, 1}, {3, 3000, 2}, {8, 1, 2000}, {8, 1000, 1}} {
 		t.Run(fmt.Sprintf("%d threads, %d sessions of %d", c.threads, c.sessions, c.loops), func(t *testing.T) {

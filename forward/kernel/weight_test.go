@@ -30,7 +30,7 @@ func TestWeightBytesAreWholePanels(t *testing.T) {
 }
 
 func TestPackRowsKeepsEveryValue(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 30, func(x *trial) {
 			d, out, in := among(x.r, dtypes...), 1+x.r.IntN(130), among(x.r, 1, 2, 3, 4, 7, 8, 9, 63, 64, 1+x.r.IntN(400))
 			x.what = fmt.Sprintf("%s [%d, %d]", d, out, in)
@@ -68,7 +68,7 @@ func TestPackRowsFindsEachValueThatIsNotFinite(t *testing.T) {
 		F16:  {0x7c00, 0xfc00, 0x7e00, 0x7c01, 0xffff},
 	}
 	largest := map[DType]uint32{F32: 0xff7fffff, BF16: 0xff7f, F16: 0xfbff}
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		if h.Threads() > 1 {
 			t.Skip("packing does not use the workers")
 		}
@@ -131,7 +131,7 @@ func TestPackRowsRefusesWhatIsNotWholePanels(t *testing.T) {
 
 // Loaders pack from several goroutines: panels do not overlap, so the race detector must have nothing to say.
 func TestPackRowsFromSeveralGoroutines(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		const out, in = 3*Width + 5, 24
 		x := &trial{t: t, r: rand.New(rand.NewPCG(1, 2)), what: "four goroutines"}
 		raw := x.mem("raw", out*in*2).Raw()
@@ -162,7 +162,7 @@ func TestPackRowsFromSeveralGoroutines(t *testing.T) {
 }
 
 func TestWidenIsWhatIsStored(t *testing.T) {
-	eachHost(t, func(t *testing.T, h, _ *Host) {
+	eachHost(t, func(t *testing.T, h *Host) {
 		eachTrial(t, 30, func(x *trial) {
 			d, n := among(x.r, dtypes...), x.r.IntN(200)
 			x.what = fmt.Sprintf("%d values of %s", n, d)
