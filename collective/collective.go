@@ -57,7 +57,6 @@ package collective
 import (
 	"context"
 	"fmt"
-	"slices"
 )
 
 // World is the set of ranks that run together, seen by one of them.
@@ -133,7 +132,7 @@ func (Solo) AllGather(ctx context.Context, tag string, mine []byte) ([][]byte, e
 	if err := alone(ctx, Call{Operation: allGather, Tag: tag}); err != nil {
 		return nil, err
 	}
-	return [][]byte{slices.Concat([]byte{}, mine)}, nil
+	return [][]byte{append([]byte{}, mine...)}, nil
 }
 
 // AllReduceInt64 leaves v as it is.
