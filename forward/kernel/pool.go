@@ -74,9 +74,12 @@ func (p *pool) worker(w, cpu int) {
 		}
 		return
 	}
-	for j := p.idle; ; j.run(w) {
+	for j := p.idle; ; {
 		if j = p.await(j); j == nil {
 			return
+		}
+		if j != p.idle { // whose count of indices would rise with every loop, and overflow one day
+			j.run(w)
 		}
 	}
 }

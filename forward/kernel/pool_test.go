@@ -3,6 +3,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"strings"
@@ -243,6 +244,26 @@ func TestPoolCloseEndsItsWorkers(t *testing.T) {
 				t.Errorf("%d workers instead of %d, %d threads instead of about %d after all pools were closed", workers(), before, osThreads(), threads)
 				return
 			}
+		}
+	})
+}
+
+// Between loops the job is an empty one. Running it, harmless as it looks, counts its index up: after 2^31 loops, which a
+// trainer reaches within days, the count would overflow and the empty job would begin to run indices.
+func TestPoolDoesNotWearOut(t *testing.T) {
+	inTime(t, time.Minute, func() {
+		p := newPool(2)
+		defer p.close()
+		p.idle.next.Store(math.MaxInt32)
+		for range fewer(200) {
+			p.do(func() {
+				for range 5 {
+					p.each(4, func(int, int) {})
+				}
+			})
+		}
+		if n := p.idle.next.Load(); n != math.MaxInt32 {
+			t.Errorf("the empty job counted to %d", n)
 		}
 	})
 }
