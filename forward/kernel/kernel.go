@@ -19,7 +19,8 @@ package kernel
 
 import "github.com/trainerrank/engine/device"
 
-// Mat is a row-major float32 matrix in device memory. Element (i, j) is at index i*Stride+j.
+// Mat is a row-major float32 matrix in device memory. Element (i, j) is at index i*Stride+j. What lies between the rows is not part of
+// the matrix: no operation reads or writes it, and the memory may end with the last element.
 type Mat struct {
 	Mem                device.Mem
 	Rows, Cols, Stride int
@@ -110,7 +111,7 @@ type Backend interface {
 	// Rope rotates the heads of each row of x, cols/headDim of them, by the angles of row positions[i] of cos and sin.
 	Rope(x Mat, headDim int, positions []int32, cos, sin Mat)
 	// Attend computes attention for the packed rows from first on: row i of q is packed row first+i. k and v hold all packed rows up to
-	// the last of them. dst has the shape of q.
+	// the last of them. spans are in the order of their rows, parents before children. dst has the shape of q.
 	Attend(work device.Mem, dst, q, k, v Mat, first int, spans []Span, a Attention)
 	// Add is dst += src.
 	Add(dst, src Mat)
