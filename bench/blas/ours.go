@@ -25,7 +25,7 @@ func openOurs(store string, threads int) (product, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &ours{host: h, dtype: dtype, work: device.MemOf(mapped(int(kernel.WorkBytes(threads, 64))))}, nil
+	return &ours{host: h, dtype: dtype, work: device.MemOf(mapped(int(kernel.WorkBytes(threads))))}, nil
 }
 
 func (o *ours) describe() string {
