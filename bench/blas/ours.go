@@ -13,7 +13,7 @@ import (
 type ours struct {
 	host  *kernel.Host
 	dtype kernel.DType
-	work  device.Mem
+	work  []device.Mem // one per worker
 }
 
 func openOurs(store string, threads int) (product, error) {
@@ -25,7 +25,11 @@ func openOurs(store string, threads int) (product, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &ours{host: h, dtype: dtype, work: device.MemOf(mapped(int(kernel.WorkBytes(threads))))}, nil
+	o := &ours{host: h, dtype: dtype}
+	for range threads {
+		o.work = append(o.work, device.MemOf(mapped(int(kernel.WorkBytes(64)))))
+	}
+	return o, nil
 }
 
 func (o *ours) describe() string {
@@ -51,9 +55,18 @@ func (o *ours) prepare(s shape, x, w, y []float32) (func(), func() []float32, er
 	if _, err := o.host.PackRows(packed, 0, stored(w, o.dtype)); err != nil {
 		return nil, nil, err
 	}
+	// Rows are shared among the workers as the engine's decoder shares them (cut in forward/transformer): in blocks of at most
+	// HeadRows, as many for every worker, whole tiles of 12 rows.
+	workers := len(o.work)
+	n := ((s.M+kernel.HeadRows-1)/kernel.HeadRows + workers - 1) / workers * workers
+	rows := min(kernel.HeadRows, ((s.M+n-1)/n+11)/12*12)
+	n = (s.M + rows - 1) / rows
 	run := func() {
 		_ = o.host.Do(func() error { // returns what the function returns
-			o.host.Linear(o.work, dst, src, packed, device.Mem{}, false)
+			o.host.Each(n, func(worker, i int) {
+				from, to := i*rows, min((i+1)*rows, s.M)
+				o.host.Linear(o.work[worker], dst.RowRange(from, to), src.RowRange(from, to), packed, device.Mem{}, false)
+			})
 			return nil
 		})
 	}
