@@ -2,11 +2,8 @@ package main
 
 import (
 	"bufio"
-	"errors"
 	"io"
 	"math"
-	"os"
-	"path/filepath"
 	"strconv"
 
 	"gorgonia.org/tensor"
@@ -101,40 +98,4 @@ func (a answers) float(x float32) {
 	default:
 		a.Write(strconv.AppendFloat(a.AvailableBuffer(), v, 'g', -1, 32))
 	}
-}
-
-// writeFile writes a file whole or not at all: what write produces goes to a temporary file beside it, which then takes its name. What is
-// there and is no regular file (a pipe, a terminal) is written to as it is.
-func writeFile(path string, write func(w io.Writer) error) (err error) {
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		path = real
-		if fi, err := os.Stat(path); err == nil && !fi.Mode().IsRegular() {
-			f, err := os.OpenFile(path, os.O_WRONLY, 0)
-			if err != nil {
-				return err
-			}
-			return errors.Join(write(f), f.Close())
-		}
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			os.Remove(f.Name())
-		}
-	}()
-	if err := write(f); err != nil {
-		f.Close()
-		return err
-	}
-	if err := f.Chmod(0o644); err != nil {
-		f.Close()
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }

@@ -35,7 +35,7 @@ func (t *tool) inspect(_ context.Context, args []string) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(t.stdout, "\n%d tensors, %s in %d files\n", len(set.Names()), showSize(set.TotalBytes()), len(set.Files))
+	fmt.Fprintf(t.stdout, "\n%s, %s in %s\n", count(len(set.Names()), "tensor"), showSize(set.TotalBytes()), count(len(set.Files), "file"))
 	if fi, err := os.Stat(path); err != nil || !fi.IsDir() {
 		for _, n := range set.Warnings {
 			fmt.Fprintln(t.stderr, "note:", n)

@@ -14,6 +14,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"strings"
@@ -57,10 +58,25 @@ var verbs = []struct {
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process as if nobody listened
 	t := &tool{os.Stdin, os.Stdout, os.Stderr}
-	os.Exit(t.main(ctx, os.Args[1:]))
+	os.Exit(t.main(interrupts(), os.Args[1:]))
+}
+
+// interrupts is a context that ends with the first signal to stop. A second one ends the process at once.
+func interrupts() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
+		signal.Notify(signals, syscall.SIGHUP)
+	}
+	go func() {
+		<-signals
+		cancel()
+		<-signals
+		os.Exit(exitFailed)
+	}()
+	return ctx
 }
 
 // main runs the command and returns its exit code.
@@ -69,13 +85,19 @@ func (t *tool) main(ctx context.Context, args []string) int {
 	if err == nil || errors.Is(err, flag.ErrHelp) {
 		return exitDone
 	}
-	text := strings.ReplaceAll(err.Error(), "\n", "; ") // one line, whatever is wrapped
+	text, advice := err.Error(), hint(err)
+	if before, after, ok := strings.Cut(text, "\nhint: "); ok {
+		text = before
+		if advice == "" {
+			advice = after
+		}
+	}
 	if ctx.Err() != nil {
 		text = "interrupted: " + text
 	}
-	fmt.Fprintf(t.stderr, "trainerrank: %s\n", text)
-	if h := hint(err); h != "" {
-		fmt.Fprintf(t.stderr, "hint: %s\n", strings.ReplaceAll(h, "\n", "; "))
+	fmt.Fprintf(t.stderr, "trainerrank: %s\n", oneLine(text))
+	if advice != "" {
+		fmt.Fprintf(t.stderr, "hint: %s\n", oneLine(advice))
 	}
 	var usage *usageError
 	var refused *refusedError
@@ -88,13 +110,30 @@ func (t *tool) main(ctx context.Context, args []string) int {
 	return exitFailed
 }
 
+func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
+
 // hint is what the user may do about an error, or "".
 func hint(err error) string {
 	var h interface{ Hint() string }
-	if errors.As(err, &h) {
+	if errors.As(err, &h) && h.Hint() != "" {
 		return h.Hint()
 	}
-	return loader.Hint(err)
+	if s := loader.Hint(err); s != "" {
+		return s
+	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		return "it was stopped before it was done, so run it again; a file is written whole or not at all"
+	case errors.Is(err, fs.ErrNotExist):
+		return "check the path; a relative one starts at the working directory"
+	case errors.Is(err, fs.ErrPermission):
+		return "check the permissions of the file, and of the folder that it is in"
+	case errors.Is(err, syscall.EISDIR):
+		return "give the path of a file"
+	case errors.Is(err, syscall.ENOSPC):
+		return "free some space, or write to another place"
+	}
+	return ""
 }
 
 func (t *tool) dispatch(ctx context.Context, args []string) error {
@@ -124,19 +163,28 @@ func (t *tool) usage(w io.Writer) {
 }
 
 // parse parses the flags of a verb. want says what arguments may follow them.
-func (t *tool) parse(fs *flag.FlagSet, args []string, want int, what string) error {
-	fs.SetOutput(io.Discard)
-	err := fs.Parse(args)
+func (t *tool) parse(flags *flag.FlagSet, args []string, want int, what string) error {
+	help := "trainerrank " + flags.Name() + " --help lists the flags"
+	flags.SetOutput(io.Discard)
+	err := flags.Parse(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprintf(t.stdout, "usage: trainerrank %s [flags]%s\n\n", fs.Name(), what)
-		fs.SetOutput(t.stdout)
-		fs.PrintDefaults()
+		fmt.Fprintf(t.stdout, "usage: trainerrank %s [flags]%s\n\n", flags.Name(), what)
+		flags.SetOutput(t.stdout)
+		flags.PrintDefaults()
 		return err
 	case err != nil:
-		return &usageError{fs.Name() + ": " + err.Error(), "trainerrank " + fs.Name() + " --help lists the flags"}
-	case fs.NArg() != want:
-		return &usageError{fmt.Sprintf("%s: %d arguments, want %d%s", fs.Name(), fs.NArg(), want, what), "trainerrank " + fs.Name() + " --help lists the flags"}
+		return &usageError{flags.Name() + ": " + err.Error(), help}
+	case flags.NArg() < want:
+		return &usageError{flags.Name() + ":" + what + " is missing", help}
+	case flags.NArg() > want:
+		return &usageError{fmt.Sprintf("%s: unexpected argument %q", flags.Name(), flags.Arg(want)), help}
 	}
-	return nil
+	// A variable that is empty in a script must not mean the default.
+	flags.Visit(func(f *flag.Flag) {
+		if g, ok := f.Value.(flag.Getter); ok && g.Get() == "" {
+			err = &usageError{fmt.Sprintf("%s: --%s is empty", flags.Name(), f.Name), "leave the flag out for the default"}
+		}
+	})
+	return err
 }

@@ -39,7 +39,7 @@ func (s *session) printPlan() error {
 	fmt.Fprintf(w, "requests\t%d\n", len(s.reqs))
 	fmt.Fprintf(w, "tokens\t%d logical, %d packed\n", a.LogicalTokens, a.PackedTokens)
 	for _, l := range a.Layout {
-		fmt.Fprintf(w, "layout\t%d segments, %d shared, depth %d\n", len(l.Spans), len(l.Decisions), l.Depth)
+		fmt.Fprintf(w, "layout\t%s, %d shared, depth %d\n", count(len(l.Spans), "segment"), len(l.Decisions), l.Depth)
 	}
 	fmt.Fprintf(w, "weights\t%s\n", showSize(s.sum.WeightsBytes))
 	for p, n := range a.Shares {

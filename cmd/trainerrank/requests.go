@@ -25,6 +25,7 @@ type lineError struct {
 	line   int
 	column int // 0: the line as a whole
 	text   string
+	hint   string // "": the form of a request
 }
 
 func (e *lineError) Error() string {
@@ -36,6 +37,9 @@ func (e *lineError) Error() string {
 }
 
 func (e *lineError) Hint() string {
+	if e.hint != "" {
+		return e.hint
+	}
 	return `a request is {"id": any, "input_tokens": [1,2,3]}; optional: target_tokens, top_k, logits, hidden_states, checkpoint`
 }
 
@@ -45,12 +49,12 @@ func parseRequests(file string, data []byte) ([]request, error) {
 	for n := 1; len(data) > 0; n++ {
 		line, rest, _ := bytes.Cut(data, []byte("\n"))
 		data = rest
-		if line = bytes.TrimRight(line, "\r"); len(bytes.TrimSpace(line)) == 0 {
+		if len(bytes.Trim(line, " \t\r")) == 0 {
 			continue
 		}
 		r, err := parseRequest(line)
 		if err != nil {
-			return nil, &lineError{file, n, err.Column, err.Problem}
+			return nil, &lineError{file: file, line: n, column: err.Column, text: err.Problem}
 		}
 		r.line = n
 		reqs = append(reqs, r)

@@ -40,10 +40,8 @@ func (t *tool) flags(verb string, args []string) (*options, error) {
 	fs.StringVar(&o.summary, "summary", "", "file for the summary as one JSON object")
 	fs.StringVar(&o.pricing, "pricing", "exact", "how calls are priced: exact")
 	fs.IntVar(&o.threads, "threads", 0, "worker threads (default: one per usable CPU)")
-	switch verb {
-	case "score":
-		fs.StringVar(&o.out, "out", "", "file for the answers (default: standard output)")
-	case "plan":
+	fs.StringVar(&o.out, "out", "", "file for the answers, written whole or not at all; - is standard output (the default)")
+	if verb == "plan" {
 		fs.BoolVar(&o.json, "json", false, "print the admission as JSON")
 		fs.BoolVar(&o.grad, "grad", false, "plan a call that keeps graphs for a backward")
 	}
@@ -54,13 +52,19 @@ func (t *tool) flags(verb string, args []string) (*options, error) {
 		return nil, &usageError{fmt.Sprintf("%s: --pricing %s is not built", verb, o.pricing), "exact is the only pricing so far"}
 	}
 	if o.threads < 0 || o.threads > 1024 {
-		return nil, &usageError{fmt.Sprintf("%s: --threads %d is not between 0 and 1024", verb, o.threads), ""}
+		return nil, &usageError{fmt.Sprintf("%s: --threads %d is not between 0 and 1024", verb, o.threads), "leave it out for one per usable CPU"}
 	}
 	if o.model == "" {
 		o.model = "builtin:" + builtin.Default
 	}
 	if o.requests == "" && !strings.HasPrefix(o.model, "builtin:") {
 		return nil, &usageError{verb + ": --model needs --requests", "a request is a JSON object a line: {\"id\": 1, \"input_tokens\": [1,2,3]}"}
+	}
+	if o.out == "-" {
+		o.out = ""
+	}
+	if o.out != "" && o.out == o.summary {
+		return nil, &usageError{verb + ": --out and --summary name the same file", "the one would replace the other"}
 	}
 	return o, nil
 }
@@ -89,7 +93,7 @@ type session struct {
 	*options
 	*tool
 	verb    string
-	file    string // of the requests, for messages
+	file    string // what the requests are in, for messages
 	reqs    []request
 	inputs  forward.Inputs
 	backend *kernel.Host
@@ -107,13 +111,22 @@ func (t *tool) open(ctx context.Context, verb string, args []string) (s *session
 	if err != nil {
 		return nil, err
 	}
-	s = &session{options: o, tool: t, verb: verb}
+	s = &session{options: o, tool: t, verb: verb, file: o.requests}
+	switch o.requests {
+	case "":
+		s.file = o.model + "/requests.jsonl"
+	case "-":
+		s.file = "standard input"
+	}
 	defer func() {
 		if err != nil {
 			s.close()
 			s = nil
 		}
 	}()
+	if err := s.probe(); err != nil {
+		return s, err
+	}
 	if s.backend, err = kernel.NewHost(o.threads); err != nil {
 		return s, err
 	}
@@ -123,53 +136,61 @@ func (t *tool) open(ctx context.Context, verb string, args []string) (s *session
 	if err := s.openModel(); err != nil {
 		return s, err
 	}
-	if err := s.readRequests(); err != nil {
+	if err := s.readRequests(ctx); err != nil {
 		return s, err
 	}
 	return s, s.plan(ctx)
+}
+
+const (
+	writingAnswers = "write the answers to"
+	writingSummary = "write the summary to"
+)
+
+// probe finds out whether the files can be written, before there is anything to lose.
+func (s *session) probe() error {
+	for _, f := range []struct{ what, path string }{{writingAnswers, s.out}, {writingSummary, s.summary}} {
+		if f.path == "" || f.what == writingAnswers && s.verb == "plan" {
+			continue
+		}
+		if err := probe(f.path); err != nil {
+			return &fileError{s.verb + ": " + f.what, f.path, err}
+		}
+	}
+	return nil
 }
 
 // openModel opens the folder: built in, or on disk.
 func (s *session) openModel() error {
 	name, ok := strings.CutPrefix(s.options.model, "builtin:")
 	if !ok {
+		dir := s.options.model
+		if fi, err := os.Stat(dir); err == nil && !fi.IsDir() {
+			return &hinted{fmt.Errorf("open model: %s is not a folder", dir), "give the folder that holds config.json and the weights"}
+		}
 		var err error
-		s.model, err = transformer.OpenFolder(s.options.model, s.backend)
+		s.model, err = transformer.OpenFolder(dir, s.backend)
 		return err
 	}
 	folder, err := builtin.Open(name)
 	if err != nil {
-		return &usageError{err.Error(), ""}
+		return &usageError{s.verb + ": " + err.Error(), "give one of these, or the path of a model folder"}
 	}
 	s.model, err = transformer.OpenFS(folder, s.options.model, s.backend)
 	return err
 }
 
-func (s *session) readRequests() error {
-	var data []byte
-	var err error
-	switch s.file = s.options.requests; s.file {
-	case "":
-		name := strings.TrimPrefix(s.options.model, "builtin:")
-		folder, err := builtin.Open(name)
-		if err != nil {
-			return err
-		}
-		s.file = s.options.model + "/requests.jsonl"
-		if data, err = fs.ReadFile(folder, "requests.jsonl"); err != nil {
-			return err
-		}
-	case "-":
-		s.file = "standard input"
-		data, err = io.ReadAll(s.stdin)
-	default:
-		data, err = os.ReadFile(s.file)
-	}
+func (s *session) readRequests(ctx context.Context) error {
+	// What is read may be a pipe or a terminal.
+	data, err := await(ctx, s.requestText)
 	if err != nil {
-		return fmt.Errorf("read requests: %w", err)
+		return &fileError{"read requests: read", s.file, err}
 	}
 	if s.reqs, err = parseRequests(s.file, data); err != nil {
 		return err
+	}
+	if len(s.reqs) == 0 {
+		fmt.Fprintf(s.stderr, "note: %s holds no requests\n", s.file)
 	}
 	list := make([]forward.Input, len(s.reqs))
 	for i := range s.reqs {
@@ -179,13 +200,37 @@ func (s *session) readRequests() error {
 	return nil
 }
 
+// requestText is the request file: that of the built-in model, standard input, or a file.
+func (s *session) requestText() ([]byte, error) {
+	switch s.options.requests {
+	case "":
+		folder, err := builtin.Open(strings.TrimPrefix(s.options.model, "builtin:"))
+		if err != nil {
+			return nil, err
+		}
+		return fs.ReadFile(folder, "requests.jsonl")
+	case "-":
+		return io.ReadAll(s.stdin)
+	}
+	return os.ReadFile(s.options.requests)
+}
+
 // locate turns the place of an input into a line of the request file.
 func (s *session) locate(err error) error {
 	var in *trainerrank.InputError
-	if errors.As(err, &in) && in.Index < len(s.reqs) {
-		return &lineError{s.file, s.reqs[in.Index].line, 0, in.Err.Error()}
+	if !errors.As(err, &in) || in.Index >= len(s.reqs) {
+		return err
 	}
-	return err
+	var support *trainerrank.RuntimeSupportError
+	if errors.As(err, &support) { // of the call, not of this request
+		return &hinted{fmt.Errorf("%s: %w", s.verb, support), "leave --grad out"}
+	}
+	hint := "tokens and labels are ids of this model's own tokenizer; -100 is no label"
+	var slot *trainerrank.SlotStateError
+	if errors.As(err, &slot) {
+		hint = "checkpoints beside the base model are not built yet: leave the field out"
+	}
+	return &lineError{file: s.file, line: s.reqs[in.Index].line, text: in.Err.Error(), hint: hint}
 }
 
 // plan prices the call and the load together, against the capacity of a fresh arena, and refuses what does not fit.
@@ -271,13 +316,13 @@ func (s *session) writeSummary() error {
 	if s.summary == "" {
 		return nil
 	}
-	err := writeFile(s.summary, func(w io.Writer) error {
+	err := writeFile(context.Background(), s.summary, func(w io.Writer) error {
 		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")
 		return e.Encode(s.sum)
 	})
 	if err != nil {
-		return fmt.Errorf("%s: write the summary: %w", s.verb, err)
+		return &fileError{s.verb + ": " + writingSummary, s.summary, err}
 	}
 	return nil
 }
@@ -298,8 +343,8 @@ func (t *tool) score(ctx context.Context, args []string) error {
 		s.notes()
 		return errors.Join(s.refusal(), s.writeSummary())
 	}
-	fmt.Fprintf(t.stderr, "plan: %d requests, %d tokens packed into %d, whole: %s predicted, %s usable, kernel %s, %d threads\n", s.sum.Requests,
-		s.sum.LogicalTokens, s.sum.PackedTokens, showSize(s.sum.PredictedPeakBytes), showSize(s.sum.UsableLimitBytes), s.sum.Kernel, s.sum.Threads)
+	fmt.Fprintf(t.stderr, "plan: %s, %d tokens packed into %d, whole: %s predicted, %s usable, kernel %s, %s\n", count(s.sum.Requests, "request"),
+		s.sum.LogicalTokens, s.sum.PackedTokens, showSize(s.sum.PredictedPeakBytes), showSize(s.sum.UsableLimitBytes), s.sum.Kernel, count(s.sum.Threads, "thread"))
 
 	bar := newProgress(t.stderr, "load")
 	err = s.model.Load(ctx, s.staging, func(done, total int64) { bar.at(done, total, "bytes") })
@@ -320,32 +365,21 @@ func (t *tool) score(ctx context.Context, args []string) error {
 	s.sum.Seconds = time.Since(start).Seconds()
 	s.sum.ObservedPeakBytes = s.dev.Stats().PeakInUse
 
-	write := func(w io.Writer) error { return writeAnswers(interruptible{ctx, w}, s.reqs, res.Outputs.Flat()) }
-	if s.out == "" {
-		err = write(t.stdout)
+	write := func(w io.Writer) error { return writeAnswers(w, s.reqs, res.Outputs.Flat()) }
+	where := s.out
+	if where == "" {
+		where = "standard output"
+		err = write(interruptible{ctx, t.stdout})
 	} else {
-		err = writeFile(s.out, write)
+		err = writeFile(ctx, s.out, write)
 	}
 	if err != nil {
-		return fmt.Errorf("score: write the answers: %w", err)
+		return &fileError{"score: " + writingAnswers, where, err}
 	}
 	if err := s.writeSummary(); err != nil {
 		return err
 	}
-	fmt.Fprintf(t.stderr, "done: %d requests, %d logical and %d packed tokens, %d subforward, predicted peak %d and observed %d bytes, %.0f tokens/s\n", s.sum.Requests,
-		s.sum.LogicalTokens, s.sum.PackedTokens, s.sum.SubforwardCount, s.sum.PredictedPeakBytes, s.sum.ObservedPeakBytes, float64(s.sum.LogicalTokens)/s.sum.Seconds)
+	fmt.Fprintf(t.stderr, "done: %s, %d logical and %d packed tokens, %s, predicted peak %d and observed %d bytes, %.0f tokens/s\n", count(s.sum.Requests, "request"),
+		s.sum.LogicalTokens, s.sum.PackedTokens, count(s.sum.SubforwardCount, "subforward"), s.sum.PredictedPeakBytes, s.sum.ObservedPeakBytes, float64(s.sum.LogicalTokens)/s.sum.Seconds)
 	return nil
-}
-
-// interruptible is a writer that stops when the context ends.
-type interruptible struct {
-	ctx context.Context
-	w   io.Writer
-}
-
-func (i interruptible) Write(p []byte) (int, error) {
-	if err := i.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return i.w.Write(p)
 }
