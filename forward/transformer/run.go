@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"gorgonia.org/tensor"
 
@@ -35,8 +34,8 @@ type pass struct {
 	outs   []outputs
 	rows   int // of a block
 	blocks int
-	steps  atomic.Int64 // done
-	report sync.Mutex   // held while progress is reported
+	report sync.Mutex // held while progress is reported
+	steps  int        // done
 }
 
 // outputs is the memory of one request's answers; what it does not want is empty.
@@ -134,12 +133,15 @@ func (p *pass) workspace(worker int) device.Mem {
 	return part(p.work, worker, p.work.Bytes()/int64(p.be.Threads()))
 }
 
-// eachBlock runs fn for every block of packed rows [from, to), the last block first: its rows see the most keys, so no worker is left
-// alone with it at the end.
-func (p *pass) eachBlock(fn func(l *lane, from, to int)) {
+// eachBlock runs fn for every block of packed rows [from, to), and then what follows. The last block is first: its rows see the most
+// keys, so no worker is left alone with it at the end.
+func (p *pass) eachBlock(fn func(l *lane, from, to int), then ...func()) {
 	p.each(p.blocks, func(l *lane) { fn(l, 0, min(p.rows, p.x.Rows)) }, func(l *lane, i int) {
 		from := (p.blocks - 1 - i) * p.rows
 		fn(l, from, min(from+p.rows, p.x.Rows))
+		for _, f := range then {
+			f()
+		}
 	})
 }
 
@@ -186,20 +188,17 @@ func (p *pass) layer(i int) error {
 	defer p.arena.Pop(mark)
 	k, v := p.mat(p.x.Rows, kv), p.mat(p.x.Rows, kv)
 	p.eachBlock(func(l *lane, from, to int) { p.keys(l, spec, w, from, to, k, v) })
-	p.eachBlock(func(l *lane, from, to int) {
-		p.block(l, spec, w, from, to, k, v)
-		p.step()
-	})
+	p.eachBlock(func(l *lane, from, to int) { p.block(l, spec, w, from, to, k, v) }, p.step)
 	return p.ctx.Err()
 }
 
 // step reports progress: a block went through a layer.
 func (p *pass) step() {
-	done := p.steps.Add(1)
+	p.report.Lock()
+	defer p.report.Unlock()
+	p.steps++
 	if p.b.Progress != nil {
-		p.report.Lock()
-		defer p.report.Unlock()
-		p.b.Progress(int(done), len(p.layers)*p.blocks)
+		p.b.Progress(p.steps, len(p.layers)*p.blocks)
 	}
 }
 
