@@ -136,7 +136,7 @@ func (p *pass) workspace(worker int) device.Mem {
 // eachBlock runs fn for every block of packed rows [from, to), and then what follows. The last block is first: its rows see the most
 // keys, so no worker is left alone with it at the end.
 func (p *pass) eachBlock(fn func(l *lane, from, to int), then ...func()) {
-	p.each(p.blocks, func(l *lane) { fn(l, 0, min(p.rows, p.x.Rows)) }, func(l *lane, i int) {
+	p.each(p.blocks, func(l *lane) { fn(l, 0, widest(p.x.Rows, blockRows, p.be.Threads())) }, func(l *lane, i int) {
 		from := (p.blocks - 1 - i) * p.rows
 		fn(l, from, min(from+p.rows, p.x.Rows))
 		for _, f := range then {
@@ -152,6 +152,12 @@ func cut(n, most, workers int) (rows, blocks int) {
 	blocks = (blocks + workers - 1) / workers * workers
 	rows = min(most, ((n+blocks-1)/blocks+11)/12*12)
 	return rows, (n + rows - 1) / rows
+}
+
+// widest is the most rows of a block that cut makes of n rows or fewer. Workers take memory for as many: cut makes smaller blocks of 481 rows
+// than of 480, and a request more must never need less.
+func widest(n, most, workers int) int {
+	return min(n, most, ((n+workers-1)/workers+11)/12*12)
 }
 
 // begin takes what lives for the whole pass and embeds the tokens.
@@ -306,7 +312,8 @@ func (p *pass) score() {
 	if !any {
 		return
 	}
-	most := min(kernel.HeadRows, p.x.Rows, max(1, headTopK/max(1, k)))
+	widest := min(kernel.HeadRows, p.x.Rows)
+	most := min(widest, max(1, headTopK/max(1, k)))
 	head := &p.head
 	if p.spec.Tied {
 		head = &p.embed
@@ -321,7 +328,12 @@ func (p *pass) score() {
 		h := p.normed(l, packed)
 		l.Head(l.work, l.arena.Scratch(kernel.HeadBytes(len(packed), k)), h, head, asks)
 	}
-	p.each(blocks, func(l *lane) { run(l, make([]int32, most), nil) }, func(l *lane, i int) {
+	p.each(blocks, func(l *lane) {
+		// Fewer rows go together if k is large. A request more must never need less, so that is not taken into account.
+		p.normed(l, make([]int32, widest))
+		top := min(widest*k, max(headTopK, k)) // the k largest of each of some rows take as much as so many largest of one
+		l.arena.Scratch(kernel.HeadBytes(widest, 0) + kernel.HeadBytes(1, top) - kernel.HeadBytes(1, 0))
+	}, func(l *lane, i int) {
 		part := scored[i*rows : min((i+1)*rows, len(scored))]
 		packed := make([]int32, len(part))
 		var asks []kernel.Ask
