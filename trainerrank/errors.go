@@ -29,6 +29,7 @@ type MemoryError struct {
 	SmallestBudgetBytes int64        // usable bytes with which the call is admitted, one less it is not
 	LargestPrefix       int          // the first so many inputs, in the caller's order, fit now
 	Telemetry           Telemetry
+	Err                 error // why the device gave no memory although the call was within the limit; nil otherwise
 }
 
 func (e *MemoryError) Error() string {
@@ -36,9 +37,16 @@ func (e *MemoryError) Error() string {
 	if e.Requests == 1 {
 		why = "a single request cannot be split"
 	}
-	return fmt.Sprintf("forward is predicted to exceed available memory: unable to find a feasible split (%s): predicted_peak_bytes=%d usable_limit_bytes=%d packed_tokens=%d logical_tokens=%d",
-		why, e.PredictedPeakBytes, e.UsableLimitBytes, e.PackedTokens, e.LogicalTokens)
+	what, cause := "is predicted to exceed available memory", ""
+	if e.Err != nil {
+		what, cause = "could not reserve what it is predicted to need", ": "+e.Err.Error()
+	}
+	return fmt.Sprintf("forward %s: unable to find a feasible split (%s): predicted_peak_bytes=%d usable_limit_bytes=%d packed_tokens=%d logical_tokens=%d%s",
+		what, why, e.PredictedPeakBytes, e.UsableLimitBytes, e.PackedTokens, e.LogicalTokens, cause)
 }
+
+// Unwrap is why the device gave no memory although the call was within the limit, or nil.
+func (e *MemoryError) Unwrap() error { return e.Err }
 
 // Hint says what would fit.
 func (e *MemoryError) Hint() string { return e.Suggestion }

@@ -243,13 +243,23 @@ func (c *call) refusal(a *Admission) *MemoryError {
 	}
 }
 
-// asMemoryError makes a failed reservation, of a call that was admitted an instant ago, a refusal.
-func (c *call) asMemoryError(a *Admission, err error) error {
+// overtaken is the error for a call that was admitted, but whose bytes were gone when they were reserved: somebody else took from the
+// device, or the operating system did not have what the device counts as free. It is a refusal by what is free now.
+func (t *TrainerRank) overtaken(ctx context.Context, c *call, err error) error {
 	var oom *device.OutOfMemoryError
 	if !errors.As(err, &oom) {
-		return err
+		return fmt.Errorf("forward: %w", err)
+	}
+	a, _, admitErr := t.admit(ctx, c, max(0, min(t.limit, oom.FreeBytes)))
+	if admitErr != nil {
+		return admitErr
 	}
 	e := c.refusal(a)
-	e.UsableLimitBytes = oom.FreeBytes
+	e.Telemetry = telemetry(a)
+	if a.Verdict != Refused {
+		e.Err = oom
+		e.Suggestion = "the operating system has less memory than the device may hold: give the device a smaller capacity, or the call smaller inputs"
+	}
+	t.record(e.Telemetry)
 	return e
 }

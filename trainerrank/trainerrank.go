@@ -202,7 +202,7 @@ func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts
 func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, p *plan, flat []*forward.Output, held *holding, tel *Telemetry) (err error) {
 	res, err := t.dev.Reserve(a.Shares)
 	if err != nil {
-		return c.asMemoryError(a, err)
+		return t.overtaken(ctx, c, err)
 	}
 	defer func() {
 		// A slab that is too small is a fault of the rehearsal: an error of this call, not the end of the process.
@@ -224,12 +224,17 @@ func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, p *plan, f
 	if err != nil {
 		return fmt.Errorf("forward: %w", err)
 	}
+	if pass == nil {
+		return errors.New("forward: the model gave no pass")
+	}
 	if len(pass.Outputs) != len(p.requests) {
 		return fmt.Errorf("forward: the model gave %d outputs for %d requests", len(pass.Outputs), len(p.requests))
 	}
 	tel.ObservedPeakBytes = res.Peak()
+	kept := res.Used() // the most, which for what is not released yet is what is left
+	kept[device.Scratch] = 0
+	tel.RetainedBytes = kept.Total()
 	res.ReleaseScratch()
-	tel.RetainedBytes = res.Used().Total()
 	for i, r := range p.requests {
 		flat[r] = &pass.Outputs[i]
 	}
