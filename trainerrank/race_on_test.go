@@ -1,0 +1,5 @@
+//go:build race
+
+package trainerrank_test
+
+const raceEnabled = true

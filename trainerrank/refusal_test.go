@@ -1,0 +1,274 @@
+package trainerrank_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/internal/golden"
+	"github.com/trainerrank/engine/trainerrank"
+)
+
+// refused runs a call that must be refused, and checks that the refusal agrees with itself and left everything alone.
+func refused(t *testing.T, m *spy, dev device.Device, rank *trainerrank.TrainerRank, in forward.Inputs) *trainerrank.MemoryError {
+	t.Helper()
+	before, ran := stateOf(dev), m.forwards.Load()
+	res, err := rank.DPRankForward(t.Context(), in)
+	var e *trainerrank.MemoryError
+	if !errors.As(err, &e) {
+		if err == nil {
+			res.Release()
+		}
+		t.Fatalf("the call was not refused: %v", err)
+	}
+	unchanged(t, dev, before)
+	if m.forwards.Load() != ran {
+		t.Error("a refused call ran the model")
+	}
+	text := strings.ToLower(err.Error())
+	for _, words := range []string{"split", "unable to find a feasible split", fmt.Sprint(e.PredictedPeakBytes), fmt.Sprint(e.UsableLimitBytes)} {
+		if !strings.Contains(text, words) {
+			t.Errorf("%q is missing in: %s", words, text)
+		}
+	}
+	for _, words := range []string{"no feasible", "infeasible"} {
+		if strings.Contains(text, words) {
+			t.Errorf("%q is claimed in: %s", words, text)
+		}
+	}
+	if e.Requests == 1 && !strings.Contains(text, "a single request cannot be split") {
+		t.Errorf("one request, and this is not said: %s", text)
+	}
+	if !strings.Contains(e.Suggestion, "smaller") || e.Hint() != e.Suggestion {
+		t.Errorf("suggestion %q", e.Suggestion)
+	}
+	a, err := rank.Plan(t.Context(), in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	indices := [][]int{ascending(a.LargestPrefix)}
+	for len(indices[0]) < len(a.SubforwardRequestIndices[0]) {
+		indices[0] = append(indices[0], len(indices[0]))
+	}
+	want := &trainerrank.MemoryError{
+		PredictedPeakBytes: a.PredictedPeakBytes, UsableLimitBytes: a.UsableLimitBytes, Suggestion: e.Suggestion,
+		PackedTokens: a.PackedTokens, LogicalTokens: a.LogicalTokens, Requests: e.Requests,
+		Rungs: []trainerrank.Rung{{
+			Count: 1, Chunks: indices, Required: []int64{a.PredictedPeakBytes}, Retained: []int64{a.Shares[device.Outputs] + a.Shares[device.Retained]},
+			TotalBytes: a.PredictedPeakBytes,
+		}},
+		Shares: a.Shares, SmallestBudgetBytes: a.PredictedPeakBytes, LargestPrefix: a.LargestPrefix,
+		Telemetry: trainerrank.Telemetry{
+			SubforwardCount: 1, SubforwardRequestIndices: indices, SelectedMaxDepth: a.Layout[0].Depth, PackedTokens: a.PackedTokens,
+			LogicalTokens: a.LogicalTokens, PredictedPeakBytes: a.PredictedPeakBytes, UsableLimitBytes: a.UsableLimitBytes,
+			Basis: trainerrank.Exact, Retention: "stored",
+		},
+	}
+	if d := cmp.Diff(want, e, cmpopts.IgnoreFields(trainerrank.Telemetry{}, "PlanningTime")); d != "" {
+		t.Errorf("the plan (-) and the refusal (+):\n%s", d)
+	}
+	if e.PredictedPeakBytes <= e.UsableLimitBytes || e.Shares.Total() != e.PredictedPeakBytes || e.PackedTokens > e.LogicalTokens || e.PackedTokens < 1 {
+		t.Errorf("the numbers contradict each other: %+v", e)
+	}
+	if last, err := rank.LastForwardTelemetry(); err != nil || cmp.Diff(last, e.Telemetry) != "" {
+		t.Errorf("the refusal is not in the telemetry: %v\n%s", err, cmp.Diff(last, e.Telemetry))
+	}
+	return e
+}
+
+// With a byte less than predicted a call is refused before anything runs; with the bytes predicted it runs. The limit may be set, or be
+// what others leave free on the device.
+func TestOneByteLessIsRefused(t *testing.T) {
+	folder := golden.FS(t, "qwen2-tiny")
+	m := golden.Load(t, folder, golden.Options{Threads: 2})
+	s := &spy{Model: m.Model}
+	all := golden.Inputs(golden.Requests(t, folder))
+	sets := [][]forward.Input{all, all[:1], all[15:16], {{Tokens: tokens(7)}, all[7], {Tokens: tokens(3)}}}
+	for seed := range uint64(20) {
+		r := golden.Rand(seed)
+		sets = append(sets, golden.Draw(r, m.Spec().Vocabulary, 1+r.IntN(9), 1+r.IntN(200)))
+	}
+	for i, inputs := range sets {
+		in := nested(golden.Rand(uint64(i)), inputs)
+		a, err := wrap(t, s).Plan(t.Context(), in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		need := a.PredictedPeakBytes
+		if need == 0 {
+			continue // nothing is wanted
+		}
+		runs := func(rank *trainerrank.TrainerRank) {
+			t.Helper()
+			before := s.forwards.Load()
+			if _, tel := score(t, rank, in); tel.ObservedPeakBytes != need || tel.UsableLimitBytes < need || s.forwards.Load() != before+1 {
+				t.Errorf("set %d: %+v", i, tel)
+			}
+		}
+		e := refused(t, s, m.Host, wrap(t, s, trainerrank.WithUsableBytes(need-1)), in)
+		if e.SmallestBudgetBytes != need || e.UsableLimitBytes != need-1 {
+			t.Errorf("set %d: %+v", i, e)
+		}
+		runs(wrap(t, s, trainerrank.WithUsableBytes(need)))
+
+		ballast, err := m.Host.Allocate(device.Ballast, m.Host.Free()-need+1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e := refused(t, s, m.Host, wrap(t, s), in); e.UsableLimitBytes != m.Host.Free() || e.SmallestBudgetBytes != need {
+			t.Errorf("set %d: %+v", i, e)
+		}
+		ballast.Free()
+		if ballast, err = m.Host.Allocate(device.Ballast, m.Host.Free()-need); err != nil {
+			t.Fatal(err)
+		}
+		if free := m.Host.Free(); free != need {
+			t.Fatalf("%d bytes free, want %d", free, need)
+		}
+		runs(wrap(t, s))
+		ballast.Free()
+		if t.Failed() {
+			t.Fatalf("set %d", i)
+		}
+	}
+}
+
+// The largest prefix fits, and with one input more it does not.
+func TestLargestPrefix(t *testing.T) {
+	m := golden.Load(t, golden.FS(t, "qwen2-tiny"), golden.Options{})
+	s := &spy{Model: m.Model}
+	for seed := range uint64(40) {
+		r := golden.Rand(seed)
+		inputs := golden.Draw(r, m.Spec().Vocabulary, 2+r.IntN(10), 1+r.IntN(200))
+		if r.IntN(2) == 0 {
+			inputs[r.IntN(len(inputs))].TopK = m.Spec().Vocabulary
+		}
+		a, err := wrap(t, s).Plan(t.Context(), forward.Many(inputs...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.PredictedPeakBytes == 0 {
+			continue
+		}
+		for _, usable := range []int64{0, a.PredictedPeakBytes / 4, r.Int64N(a.PredictedPeakBytes), a.PredictedPeakBytes - 1} {
+			rank := wrap(t, s, trainerrank.WithUsableBytes(usable))
+			e := refused(t, s, m.Host, rank, nested(r, inputs))
+			for n, want := range map[int]trainerrank.Verdict{e.LargestPrefix: trainerrank.Whole, e.LargestPrefix + 1: trainerrank.Refused} {
+				p, err := rank.Plan(t.Context(), forward.Many(inputs[:n]...))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if p.Verdict != want {
+					t.Errorf("seed %d, %d usable bytes, largest prefix %d: the first %d inputs are %s", seed, usable, e.LargestPrefix, n, p.Verdict)
+				}
+			}
+		}
+	}
+}
+
+// An input more never makes a call cheaper: the search for the largest prefix, and every search for a split, stands on it.
+func TestPricesAreMonotone(t *testing.T) {
+	m := golden.Load(t, golden.FS(t, "qwen2-tiny"), golden.Options{Threads: 2})
+	rank := wrap(t, m.Model)
+	vocab := m.Spec().Vocabulary
+	for seed := range uint64(150) {
+		r := golden.Rand(seed)
+		inputs := golden.Draw(r, vocab, 2+r.IntN(8), 1+r.IntN(400))
+		for i := range inputs {
+			if r.IntN(3) == 0 {
+				inputs[i].TopK = 1 + r.IntN(vocab)
+			}
+		}
+		last := int64(0)
+		for n := range inputs {
+			a, err := rank.Plan(t.Context(), forward.Many(inputs[:n+1]...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if a.PredictedPeakBytes < last {
+				t.Errorf("seed %d: %d inputs need %d bytes, and %d need %d", seed, n, last, n+1, a.PredictedPeakBytes)
+			}
+			last = a.PredictedPeakBytes
+		}
+	}
+}
+
+// faint is a device that says it has more than it will give.
+type faint struct {
+	device.Device
+	err error // of a reservation; nil: what the device says
+}
+
+func (f *faint) Free() int64 { return 1 << 40 }
+
+func (f *faint) Reserve(s device.Sizes) (*device.Reservation, error) {
+	if f.err != nil {
+		return nil, f.err
+	}
+	return f.Device.Reserve(s)
+}
+
+// Memory that is gone between the admission and the reservation makes a refusal, by what is free then.
+func TestBytesThatAreGoneMakeARefusal(t *testing.T) {
+	folder := golden.FS(t, "qwen2-tiny")
+	m := golden.Load(t, folder, golden.Options{})
+	inputs := golden.Inputs(golden.Requests(t, folder))
+	before := stateOf(m.Host)
+	for _, c := range []struct {
+		name   string
+		dev    *faint
+		leave  func(need int64) int64
+		fits   bool // what is free is enough, by the counters
+		prefix int
+	}{
+		{"taken by another", &faint{Device: m.Host}, func(need int64) int64 { return need - 1 }, false, -1},
+		{"all taken by another", &faint{Device: m.Host}, func(int64) int64 { return 0 }, false, 0},
+		{"refused by the system", &faint{Device: m.Host, err: &device.OutOfMemoryError{Op: "reserve", FreeBytes: 1 << 40, Err: errors.New("no pages")}},
+			func(need int64) int64 { return need }, true, len(inputs)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := &spy{Model: m.Model}
+			rank := wrap(t, s, trainerrank.WithDevice(c.dev))
+			a, err := rank.Plan(t.Context(), forward.Many(inputs...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ballast, err := m.Host.Allocate(device.Ballast, m.Host.Free()-c.leave(a.PredictedPeakBytes)&^4095)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ballast.Free()
+			_, err = rank.DPRankForward(t.Context(), forward.Many(inputs...))
+			var e *trainerrank.MemoryError
+			if !errors.As(err, &e) {
+				t.Fatalf("%v", err)
+			}
+			if s.forwards.Load() != 0 {
+				t.Error("it ran")
+			}
+			if (e.PredictedPeakBytes <= e.UsableLimitBytes) != c.fits || (e.Err != nil) != c.fits || e.Rungs[0].Fits != c.fits {
+				t.Errorf("%+v", e)
+			}
+			var oom *device.OutOfMemoryError
+			if errors.As(err, &oom) != c.fits {
+				t.Errorf("the device's error: %v", err)
+			}
+			if c.prefix >= 0 && e.LargestPrefix != c.prefix || c.prefix < 0 && (e.LargestPrefix < 1 || e.LargestPrefix >= len(inputs)) {
+				t.Errorf("largest prefix %d of %d", e.LargestPrefix, len(inputs))
+			}
+			if !strings.Contains(strings.ToLower(err.Error()), "unable to find a feasible split") || !strings.Contains(e.Suggestion, "smaller") {
+				t.Errorf("%v\n%s", err, e.Suggestion)
+			}
+			if last, err := rank.LastForwardTelemetry(); err != nil || cmp.Diff(last, e.Telemetry) != "" || last.UsableLimitBytes != e.UsableLimitBytes {
+				t.Errorf("telemetry: %v\n%s", err, cmp.Diff(last, e.Telemetry))
+			}
+		})
+	}
+	unchanged(t, m.Host, before)
+}
