@@ -3,6 +3,7 @@ package loader
 import (
 	"cmp"
 	"slices"
+	"sort"
 	"strings"
 )
 
@@ -136,10 +137,16 @@ func (b *better) received(t *TensorStats) int64 {
 	switch {
 	case b.group == 1 || b.stays(t):
 		return 0
-	case b.clone || t.Atom == 0 || t.Atom > t.Bytes:
+	case !b.cuts(t):
 		return b.own(t.Bytes)
 	}
 	return b.own(t.Atom)
+}
+
+// cuts says whether a tensor may be read in pieces. In a group of ranks one that is delivered as a copy may not: tensors of
+// several files could be in the middle of their copies at once.
+func (b *better) cuts(t *TensorStats) bool {
+	return t.Atom > 0 && t.Atom < t.Bytes && (b.group == 1 || !b.clone || b.stays(t))
 }
 
 // needOf is the need of a file whose tensors are known.
@@ -171,7 +178,7 @@ func (b *better) needOf(i int) fileNeed {
 			least = satAdd(b.charge(t.Bytes, mu, stays), copied)
 		}
 		pieces := int64(1)
-		if t.Atom > 0 && t.Atom < t.Bytes {
+		if b.cuts(t) {
 			smallest = t.Atom
 			pieces = ceilDiv(t.Bytes, t.Atom)
 			if t.Atom <= b.maxChunk {
@@ -217,11 +224,11 @@ func (b *better) needOfSums(i int) fileNeed {
 	if b.clone && !handed {
 		copied = b.own(f.Largest)
 	}
-	cuts := f.Atom > 0 && f.Atom < f.Largest
+	cuts := b.cutsSums(i)
 	if b.group > 1 {
 		switch {
 		case handed:
-		case cuts && !b.clone:
+		case cuts:
 			n.recv = b.own(f.Atom)
 		default:
 			n.recv = b.own(f.Largest)
@@ -247,6 +254,12 @@ func (b *better) needOfSums(i int) fileNeed {
 		n.stuck = smallest
 	}
 	return n
+}
+
+// cutsSums is cuts for the largest tensor of a file of which only sums are known.
+func (b *better) cutsSums(i int) bool {
+	f := &b.files[i]
+	return f.Atom > 0 && f.Atom < f.Largest && (b.group == 1 || !b.clone || b.handsOver(i))
 }
 
 // handsOver says whether all chunks of a file are handed over.
@@ -351,6 +364,7 @@ func fitBetter(stats []FileStats, p PlanParams) (*FitPlan, error) {
 	}
 	bounds, floor := classicBounds(stats, p)
 	cut := b.choose(buffers(p.QueueSize), floor, bounds, p.DepthFirst)
+	b.deepen(cut, buffers(p.QueueSize))
 	plan := &FitPlan{
 		QueueSize: p.QueueSize, Depth: depthOf(p.QueueSize, p.Group),
 		Minimum: max(caller.least(), 1), Reordered: b != caller, Files: make([]FilePlan, len(b.files)),
@@ -430,6 +444,23 @@ func (b *better) choose(asked, floor int, bounds []int64, depthFirst bool) *cutt
 		}
 	}
 	return best
+}
+
+// deepen lets more of a cutting's chunks be alive, up to asked, if that happens to fit: the rules know each chunk's
+// neighbours only as the largest that they may be. It leaves a load alone whose chunks may be alive in any order.
+func (b *better) deepen(c *cutting, asked int) {
+	if !b.known || !b.accumulate && !b.clone {
+		return
+	}
+	most := int(min(int64(asked), max(b.pieces, 1)))
+	if c.depth >= most {
+		return
+	}
+	fits := func(more int) bool { return peakOf(c.costs, c.ends, b.group, c.depth+more) <= b.budget }
+	more := sort.Search(most-c.depth, func(i int) bool { return !fits(i + 1) })
+	if c.depth += more; c.depth == most {
+		c.depth = asked // there are no more chunks than that
+	}
 }
 
 // covers says whether no file is limited more than bounds says, or stays whole.

@@ -23,6 +23,7 @@ type chunkCost struct {
 	charge   int64 // while it is alive
 	resident int64 // from when it has been delivered; if it is copied out, from the start of the delivery
 	temp     int64 // while it is delivered
+	swell    int64 // the most of what has been copied out of it so far and the copy of the moment
 	handed   bool
 }
 
@@ -41,6 +42,7 @@ type open struct {
 	Chunk
 	resident int64 // scaled: what of it stays
 	temp     int64 // scaled: to copy the largest that does not
+	swell    int64 // scaled: the most of both while it is delivered
 	copies   bool  // it is not handed over
 }
 
@@ -155,7 +157,7 @@ func (c *cutter) limit(o *open) int64 {
 			most = c.affordable((c.budget-used)/c.depth, mu)
 		}
 		if c.temps && !c.overfull && (c.lastOver < 0 || c.next-c.lastOver >= c.depth) {
-			if v := c.v(residents); max(o.temp, c.recvSoFar) <= satMul(max(v, 0), c.scale) {
+			if v := c.v(residents); max(o.temp, c.at.recv) <= satMul(max(v, 0), c.scale) {
 				most = max(most, v)
 			}
 		}
@@ -190,11 +192,14 @@ func (c *cutter) with(o open, t *TensorStats) open {
 	o.Bytes = satAdd(o.Bytes, t.Bytes)
 	if c.stays(t) {
 		o.resident = satAdd(o.resident, c.own(t.Bytes))
-	} else {
-		o.copies = true
-		if c.group == 1 {
-			o.temp = max(o.temp, c.copied(t))
-		}
+		o.swell = max(o.swell, o.resident)
+		return o
+	}
+	o.copies = true
+	if c.group == 1 {
+		copied := c.copied(t)
+		o.temp = max(o.temp, copied)
+		o.swell = max(o.swell, satAdd(o.resident, copied))
 	}
 	return o
 }
@@ -220,7 +225,7 @@ func (c *cutter) close(o *open) {
 	o.HandOver = !o.copies && o.Bytes > 0
 	c.out.chunks = append(c.out.chunks, o.Chunk)
 	c.out.costs = append(c.out.costs, chunkCost{
-		charge: c.charge(o.Bytes, c.mu, !o.copies), resident: o.resident, temp: max(o.temp, c.at.recv), handed: !o.copies,
+		charge: c.charge(o.Bytes, c.mu, !o.copies), resident: o.resident, temp: max(o.temp, c.at.recv), swell: o.swell, handed: !o.copies,
 	})
 	if c.group == 1 {
 		c.before = satAdd(c.before, o.resident)
@@ -269,7 +274,7 @@ func (c *cutter) file(i int) bool {
 
 // pieces cuts a tensor that fits in no chunk whole. The last piece is the new open chunk.
 func (c *cutter) pieces(o *open, t *TensorStats) bool {
-	if t.Atom == 0 || t.Atom >= t.Bytes {
+	if !c.cuts(t) {
 		return false
 	}
 	o.Last++
@@ -279,6 +284,7 @@ func (c *cutter) pieces(o *open, t *TensorStats) bool {
 	} else if c.group == 1 {
 		o.temp = c.copied(t)
 	}
+	o.swell = max(o.resident, o.temp)
 	for {
 		n := min(c.limit(o), c.maxChunk)
 		if n < t.Atom {
@@ -293,7 +299,7 @@ func (c *cutter) pieces(o *open, t *TensorStats) bool {
 		o.Stop = o.Skip + n
 		skip := o.Stop
 		c.close(o)
-		*o = open{Chunk: Chunk{First: o.Last - 1, Last: o.Last, Skip: skip}, temp: o.temp, copies: true}
+		*o = open{Chunk: Chunk{First: o.Last - 1, Last: o.Last, Skip: skip}, temp: o.temp, swell: o.temp, copies: true}
 	}
 }
 
@@ -319,7 +325,7 @@ func (c *cutter) sums(i int) bool {
 	if f.Largest <= limit {
 		return true
 	}
-	if f.Atom > 0 && f.Atom < f.Largest {
+	if c.cutsSums(i) {
 		c.out.limits[i] = c.fileLimit(i, false)
 		return f.Atom <= c.out.limits[i]
 	}

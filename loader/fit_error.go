@@ -197,7 +197,7 @@ func levers(stats []FileStats, p PlanParams, least int64) []Lever {
 	if p.AccumulateResident {
 		q := p
 		q.AccumulateResident = false
-		try(LeverResident, "outside of which is what stays", stats, q)
+		try(LeverResident, "if what stays lies elsewhere", stats, q)
 	}
 	slices.SortStableFunc(ls, func(a, b Lever) int { return cmp.Compare(a.Minimum, b.Minimum) })
 	return ls

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
-	"math"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -450,6 +449,3 @@ func TestClassicLoadEqualsTheRealLoader(t *testing.T) {
 		}
 	})
 }
-
-// gib is n GiB in bytes.
-func gib(n float64) int64 { return int64(math.Round(n * (1 << 30))) }

@@ -36,9 +36,9 @@ func peakOfOne(costs []chunkCost, depth int) int64 {
 		for ; next < len(costs) && next-k < depth; next++ {
 			alive = satAdd(alive, costs[next].charge)
 		}
-		now := satAdd(satAdd(residents, alive), c.temp)
+		now := satAdd(residents, alive)
 		if !c.handed {
-			now = satAdd(now, c.resident)
+			now = satAdd(now, c.swell)
 		}
 		residents = satAdd(residents, c.resident)
 		most = max(most, now, residents)
@@ -166,8 +166,10 @@ func (c *classic) chunkCost(f *FilePlan, k *Chunk, num, den int64) chunkCost {
 		t := &f.Tensors[j]
 		if c.accumulate && t.Resident {
 			cost.resident = satAdd(cost.resident, satMul(t.Bytes, den))
+			cost.swell = max(cost.swell, cost.resident)
 		} else {
 			cost.temp = max(cost.temp, satMul(t.Bytes, den))
+			cost.swell = max(cost.swell, satAdd(cost.resident, satMul(t.Bytes, den*c.clone)))
 		}
 	}
 	times := c.clone
