@@ -293,14 +293,19 @@ func TestHeadOfOddLogits(t *testing.T) {
 			if bad, err := h.PackRows(c.w, 0, raw); !bad || err != nil {
 				x.errorf("pack: %t, %v", bad, err)
 			}
-			other := (at + 1 + x.r.IntN(n-1)) % n
-			c.asks = []Ask{{Kind: AskTarget, Arg: int32(at)}, {Kind: AskTarget, Arg: int32(other)}, {Kind: AskTopK, Arg: int32(n)}}
+			other, k := (at+1+x.r.IntN(n-1))%n, among(x.r, 1, 2, n)
+			x.what += fmt.Sprintf(", k %d", k)
+			c.asks = []Ask{{Kind: AskTarget, Arg: int32(at)}, {Kind: AskTarget, Arg: int32(other)}, {Kind: AskTopK, Arg: int32(k)}}
 			a := x.answer(h, x.whole, c)
 			self, rest, ids := a[0].Out.F32()[0], a[1].Out.F32()[0], a[2].IDs.I32()
-			place := slices.Index(ids, int32(at))
+			place := slices.Index(ids, int32(at)) // -1: not among the first k
+			last := -1
+			if k == n {
+				last = n - 1
+			}
 			switch {
 			case odd < 0:
-				if !math.IsInf(float64(self), -1) || !(rest <= 0) || math.IsInf(float64(rest), -1) || place != n-1 {
+				if !math.IsInf(float64(self), -1) || !(rest <= 0) || math.IsInf(float64(rest), -1) || place != last {
 					x.errorf("its logprob is %v, another's %v, its rank %d", self, rest, place)
 				}
 			case self == self || place != 0:
