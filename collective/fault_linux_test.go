@@ -27,6 +27,9 @@ func TestFault(t *testing.T) {
 					v = unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(gone))), length)
 				}
 				errs[w.Rank()] = w.AllReduceFloat32(t.Context(), "x", Sum, v)
+				if err := w.Barrier(t.Context(), "later"); n > 1 && !errors.Is(err, ErrUnusable) {
+					t.Errorf("the group goes on after a fault: %v", err)
+				}
 				return errs[w.Rank()]
 			})
 			if n == 1 {

@@ -33,9 +33,9 @@ type Group struct {
 
 	// Of a meeting that is complete. Written by the last to arrive before it wakes the others.
 	tasks int
-	next  atomic.Int64 // next task to take
-	busy  atomic.Int64 // ranks that have not finished their tasks
-	fault atomic.Pointer[AbortError]
+	next  atomic.Int64               // next task to take
+	busy  atomic.Int64               // ranks that have not finished their tasks
+	fault atomic.Pointer[AbortError] // of the last meeting there is, since it ends the group
 }
 
 // member is one rank. Its owner writes call and bring before it arrives; from then until it is woken they are the group's.
@@ -276,7 +276,6 @@ func (g *Group) wakeOthers(m *member, w wake) {
 // prepare cuts the work of a complete meeting into tasks and says whether the last rank should do it alone.
 func (g *Group) prepare() (inline bool) {
 	n := len(g.ranks)
-	g.fault.Store(nil)
 	g.next.Store(0)
 	g.busy.Store(int64(n))
 	var bytes int

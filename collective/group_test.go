@@ -110,6 +110,16 @@ func TestLeavingAfterTheLastOperation(t *testing.T) {
 	})
 }
 
+// TestCancelledTooLate: a context that is cancelled when all have come, but before its rank has woken, changes nothing.
+func TestCancelledTooLate(t *testing.T) {
+	g := NewGroup(2)
+	g.ranks[0].giveUp(context.Canceled) // what the rank does then
+	err := run(t, 2, func(w World) error { return g.Rank(w.Rank()).Barrier(t.Context(), "x") })
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // TestNextTooEarly: a mismatch is seen when it happens, not when all have come, as the third rank may never come.
 func TestNextTooEarly(t *testing.T) {
 	noGoroutineLeft(t)

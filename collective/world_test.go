@@ -121,10 +121,12 @@ func operations(ctx context.Context, w World) error {
 	}
 	// The result is this rank's own: change it, grow it, and look whether anybody sees that.
 	for r := range all {
-		_ = append(all[r], 99)
 		for i := range all[r] {
 			all[r][i] = byte(100 + me)
 		}
+	}
+	for r := range all {
+		_ = append(all[r], 99)
 	}
 	if err := w.Barrier(ctx, "changed"); err != nil {
 		return err
