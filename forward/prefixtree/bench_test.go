@@ -42,6 +42,7 @@ var shapes = []struct {
 }{
 	{"16x172032", func() [][]int32 { return grpo(2, 8, 2048, 8192, 512) }},
 	{"128x1.2M", func() [][]int32 { return grpo(16, 8, 1024, 7351, 1000) }},
+	{"128x1.2M_9_decisions", func() [][]int32 { return grpo(8, 16, 1024, 7351, 1000) }},
 	{"1024x10M", func() [][]int32 { return grpo(64, 16, 2048, 7168, 550) }},
 	{"10M_in_1M_rows", func() [][]int32 { return grpo(125_000, 8, 2, 4, 4) }},
 	{"pairs100000", func() [][]int32 { return pairs(100_000) }},
@@ -97,5 +98,48 @@ func BenchmarkPlan(b *testing.B) {
 				stage("check", func() { batch.Check() })
 			}
 		})
+	}
+}
+
+// BenchmarkSelect is the choice of a layout under the version-1 price: the exact one, which a single rank gets, with and without recurrent layers, with the
+// tree (what a call pays), and in memory that is in no cache; the exact one of four ranks; and the studied planner's search.
+func BenchmarkSelect(b *testing.B) {
+	one, recurrent := Version1(Facts{Layers: 36}), Version1(Facts{Layers: 36, Recurrent: 27})
+	four := Version1(Facts{Layers: 36, Recurrent: 27, ContextParallel: 4})
+	for _, s := range shapes {
+		b.Run(s.name, func(b *testing.B) {
+			rows := s.rows()
+			tree := mustBuild(b, rows)
+			stage := func(name string, f func()) {
+				b.Run(name, func(b *testing.B) {
+					b.ReportAllocs()
+					for b.Loop() {
+						f()
+					}
+				})
+			}
+			stage("exact", func() { mustSelect(b, tree, &one, Options{}) })
+			stage("exact_recurrent", func() { mustSelect(b, tree, &recurrent, Options{}) })
+			stage("four_ranks", func() { mustSelect(b, tree, &four, Options{}) })
+			stage("bounded", func() { mustSelect(b, tree, &recurrent, Options{Bounded: true}) })
+			stage("bounded_digest", func() { mustSelect(b, tree, &recurrent, Options{Bounded: true, Digest: true}) })
+			stage("tree_and_exact", func() { mustSelect(b, mustBuild(b, rows), &recurrent, Options{}) })
+			stage("tree_and_bounded", func() { mustSelect(b, mustBuild(b, rows), &recurrent, Options{Bounded: true}) })
+		})
+	}
+}
+
+// BenchmarkSelectCold is tree and choice for the first shape with rows that are in no cache.
+func BenchmarkSelectCold(b *testing.B) {
+	rows := grpo(2, 8, 2048, 8192, 512)
+	c := Version1(Facts{Layers: 36, Recurrent: 27})
+	sweep := make([]int64, 64<<20) // 512 MiB, more than any cache here
+	for b.Loop() {
+		b.StopTimer()
+		for i := range sweep {
+			sweep[i]++
+		}
+		b.StartTimer()
+		mustSelect(b, mustBuild(b, rows), &c, Options{})
 	}
 }

@@ -12,7 +12,7 @@ package prefixtree
 // The depth is not a sum. But what it costs never falls with it, so the optimum is the least, over all r, of the best sum among layouts of at
 // most r levels, plus the cost of r levels. Those best sums come from the same table with r as a third index: a shared decision leaves
 // r-1 levels to its children. Without a limit on levels there is one table more, which bounds all the others from below: the first r at which that
-// bound and the cost of r levels exceed the best so far ends the search.
+// bound and the cost of r levels are no less than the best so far ends the search.
 //
 // Sums are triples of work, tokens and spans, compared in this order. Since addition keeps that order, the parts of a best whole are
 // best parts, ties included; levels, a maximum, are compared last and keep it too.
@@ -50,8 +50,8 @@ func (a *sum) same(b *sum) bool {
 	return a.work == b.work && a.packed == b.packed && a.segments == b.segments
 }
 
-// maxStates bounds the entries of all tables together: 32 MiB, about 10 ms here.
-const maxStates = 1 << 20
+// maxStates bounds the entries of all tables together: 48 MiB, about 100 ms here.
+const maxStates = 1 << 21
 
 // exact is the tables of one search. The entries of decision i are at[i] + j: j is the depth of the nearest shared ancestor, 0 for none.
 type exact struct {
@@ -78,22 +78,24 @@ func exactly(p *prices) (set []uint64, states int, ok bool) {
 	free := x.roots(x.free)
 	states = p.states
 
-	// The layouts without a limit have free.height levels; with fewer levels the sum is larger, the levels cost less.
+	// Without a limit the best sum is free, and free.height the fewest levels that attain it. Fewer levels give a larger sum, and pay if they cost
+	// so much less.
 	best, limit := free, 0
 	best.work += p.level[free.height]
-	for r := 1; r < int(free.height) && free.work+p.level[r] <= best.work; r++ {
-		for len(x.levels) < r {
-			if states += p.states; states > maxStates {
-				return nil, 0, false
-			}
-			table, below := make([]sum, p.states), x.free
-			if n := len(x.levels); n > 0 {
-				below = x.levels[n-1]
-			}
-			x.levels = append(x.levels, table)
-			x.fill(table, below, len(x.levels))
+	below := x.free // not looked at for one level
+	for r := 1; r < int(free.height); r++ {
+		bound := free
+		bound.work += p.level[r]
+		if bound.height = best.height; !bound.less(&best) {
+			break
 		}
-		found := x.roots(x.levels[r-1])
+		if states += p.states; states > maxStates {
+			return nil, 0, false
+		}
+		table := make([]sum, p.states)
+		x.fill(table, below, r)
+		x.levels, below = append(x.levels, table), table
+		found := x.roots(table)
 		found.work += p.level[r]
 		found.height = int32(r) // no more than that, and what needs fewer was found before
 		if found.less(&best) {
@@ -196,20 +198,10 @@ func (x *exact) head(i, from int) sum {
 	return x.sumOf(&f)
 }
 
-// bare is decision i and all below it if none is shared.
-func (x *exact) bare(i, from int) sum {
-	var f Features
-	lo, hi := x.at[i], x.at[x.after[i]]
-	x.tails(&f, lo, hi, hi-lo, from)
-	s := x.sumOf(&f)
-	s.height = 1
-	return s
-}
-
 // trace finds, among the layouts that attain the tables' best for at most limit levels (0: without a limit, but with at most so many
 // levels), the one whose list of decisions comes first. It goes through the decisions in order and knows, of each, from where it would
-// be continued and how many levels are left; all ways to go on that keep the best are open to it. Where sharing nothing more keeps it, the list ends, as
-// a prefix comes first; else it shares what it can, since the smaller number comes first.
+// be continued and how many levels are left, and shares what it can while keeping the best: with all before it settled, the list
+// that has the smaller number next comes first. (So would a list that ended here, but it has more tokens: whatever is shared saves some.)
 func (x *exact) trace(limit int, levels int32) []uint64 {
 	n := len(x.end)
 	set := make([]uint64, (n+63)/64)
@@ -217,7 +209,6 @@ func (x *exact) trace(limit int, levels int32) []uint64 {
 		from  int
 		depth int32 // of the nearest shared ancestor
 		left  int32 // levels
-		bare  bool  // nothing in this part need be shared
 	}
 	states := make([]state, n)
 	table := func(left int32) []sum {
@@ -226,27 +217,11 @@ func (x *exact) trace(limit int, levels int32) []uint64 {
 		}
 		return x.levels[left-1]
 	}
-	needy := 0 // parts ahead that need something shared
-	enter := func(i int32, s state) {
-		bare := x.bare(int(i), s.from)
-		s.bare = bare.same(&table(s.left)[x.first[i]+s.depth])
-		if !s.bare {
-			needy++
-		}
-		states[i] = s
-	}
 	for i := int32(0); int(i) < n; i = x.after[i] {
-		enter(i, state{left: levels})
+		states[i] = state{left: levels}
 	}
 	for i := range n {
-		if needy == 0 {
-			break
-		}
 		s := states[i]
-		if !s.bare {
-			needy--
-		}
-		next := s
 		if x.fits(i, int(s.left)) {
 			shared := x.closed(i)
 			if s.left > 1 {
@@ -255,16 +230,16 @@ func (x *exact) trace(limit int, levels int32) []uint64 {
 					shared.add(&below[x.first[c]+x.depth[i]])
 				}
 			}
-			head := x.head(i, s.from)
 			shared.height++
+			head := x.head(i, s.from)
 			shared.add(&head)
 			if shared.same(&table(s.left)[x.first[i]+s.depth]) && (limit > 0 || shared.height <= s.left) {
 				flip(set, i)
-				next = state{from: x.end[i], depth: x.depth[i], left: s.left - 1}
+				s = state{from: x.end[i], depth: x.depth[i], left: s.left - 1}
 			}
 		}
 		for c := int32(i + 1); c < x.after[i]; c = x.after[c] {
-			enter(c, next)
+			states[c] = s
 		}
 	}
 	return set

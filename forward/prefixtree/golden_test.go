@@ -127,10 +127,6 @@ type golden struct {
 	Optimum     []*int64          `json:"optimum_work,omitempty"`
 	Layout      []Span            `json:"layout,omitempty"`
 	Layouts     []goldenPacked    `json:"layouts,omitempty"`
-
-	// Of the tables' file, whose layouts are features.
-	Thresholds []int         `json:"thresholds,omitempty"`
-	Prices     []goldenPrice `json:"prices,omitempty"`
 }
 
 // tokens are the case's rows, made by its recipe if it has one.
@@ -304,7 +300,7 @@ func writeSubset(t *testing.T, from, to string, keep int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if keep > 0 && len(line) < 20_000 {
+		if keep > 0 && len(line) < 16_000 {
 			keep--
 			out.Write(line)
 			out.WriteByte('\n')
