@@ -278,7 +278,7 @@ func TestHeadGivesARowTheSameBitsInAnyBlock(t *testing.T) {
 // of -Inf, which is a token that cannot come.
 func TestHeadOfOddLogits(t *testing.T) {
 	eachHost(t, func(t *testing.T, h *Host) {
-		eachTrial(t, 12, func(x *trial) {
+		eachTrial(t, 80, func(x *trial) {
 			n := 2 + vocab(x.r)
 			odd := among(x.r, float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)))
 			at := among(x.r, 0, n-1, x.r.IntN(n))
