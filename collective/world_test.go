@@ -205,6 +205,9 @@ func operations(ctx context.Context, w World) error {
 // TestLargeOperations crosses the sizes at which work is shared, and the edges of its pieces.
 func TestLargeOperations(t *testing.T) {
 	lengths := []int{1, taskBytes/4 - 1, taskBytes / 4, taskBytes/4 + 1, 3*taskBytes + 5, 300_001}
+	if testing.Short() {
+		lengths = lengths[:len(lengths)-1]
+	}
 	eachSize(t, func(t *testing.T, n int) {
 		for _, length := range lengths {
 			// What each rank brings, and the sum by the definition: rank after rank.
