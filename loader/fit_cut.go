@@ -85,8 +85,9 @@ func (b *better) cut(depth int, r rule) *cutting {
 	if r == total && satAdd(all, temp) > b.budget {
 		return nil
 	}
+	c.reserve()
 	for i := range b.files {
-		c.at, c.mu = ps[i], b.mu[i]
+		c.at, c.mu = ps[i], b.mus[i]
 		if b.group > 1 {
 			c.before = c.at.residents
 			c.enterGroup()
@@ -103,6 +104,23 @@ func (b *better) cut(depth int, r rule) *cutting {
 		c.out.ends[i] = len(c.out.chunks)
 	}
 	return c.out
+}
+
+// reserve makes room for about as many chunks as there will be: with small chunks there are so many that growing costs more
+// than cutting.
+func (c *cutter) reserve() {
+	if !c.known || len(c.files) == 0 {
+		return
+	}
+	c.mu = c.mus[0]
+	each := min(c.limit(&open{copies: true}), c.maxChunk)
+	var kept int64
+	for i := range c.files {
+		kept = satAdd(kept, c.files[i].Kept)
+	}
+	n := min(kept/max(each, 1)+int64(len(c.files)), c.pieces, 1<<22)
+	c.out.chunks = make([]Chunk, 0, n+n/8)
+	c.out.costs = make([]chunkCost, 0, n+n/8)
 }
 
 // enterGroup notes the temporary memory of a file's group: while anything of it is delivered, it may be needed.
@@ -259,7 +277,7 @@ func (c *cutter) file(i int) bool {
 		if o = c.with(fresh, t); c.fits(&o) {
 			continue
 		}
-		if o = fresh; !c.pieces(&o, t) {
+		if o = fresh; !c.inPieces(&o, t) {
 			return false
 		}
 	}
@@ -272,8 +290,8 @@ func (c *cutter) file(i int) bool {
 	return true
 }
 
-// pieces cuts a tensor that fits in no chunk whole. The last piece is the new open chunk.
-func (c *cutter) pieces(o *open, t *TensorStats) bool {
+// inPieces cuts a tensor that fits in no chunk whole. The last piece is the new open chunk.
+func (c *cutter) inPieces(o *open, t *TensorStats) bool {
 	if !c.cuts(t) {
 		return false
 	}

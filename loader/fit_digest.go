@@ -62,7 +62,9 @@ func (p *FitPlan) Digest() Digest {
 	h := newHasher()
 	for i := range p.Files {
 		f := &p.Files[i]
-		name := fmt.Sprintf("file %d (%s)", i+1, quote(path.Base(f.Path)))
+		base := quote(path.Base(f.Path))
+		add(fmt.Sprintf("file %d", i+1), base)
+		name := fmt.Sprintf("file %d (%s)", i+1, base)
 		add(name+": place in the list", f.Index)
 		add(name+": header", f.Header)
 		add(name+": copier's multiplier", q.Copier.Multiplier[f.Index])

@@ -1,7 +1,6 @@
 package loader
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -513,30 +512,4 @@ func TestRefusalNamesTheTensorAndTheWaysOut(t *testing.T) {
 	if e := fails(stats, p); e == nil || !strings.Contains(e.Error(), "nothing is left after 50 that the copier holds") {
 		t.Errorf("budget 50: %v", e)
 	}
-}
-
-func TestPlanAsTextAndJSON(t *testing.T) {
-	stats := []FileStats{add(tensors("embed", true, 400), "norm", true, 10), add(tensors("w", true, 100), "cache", false, 300)}
-	stats[0].Path, stats[1].Path = "a.safetensors", "b.safetensors"
-	p := PlanParams{
-		Budget: 1400, QueueSize: 2, AccumulateResident: true, YieldClone: true, Group: 1,
-		Copier: Costs{Multiplier: []Ratio{{1, 1}, {1, 1}}, Fixed: 50},
-	}
-	plan, err := Fit(stats, p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := `fit plan (default mode): budget 1400 bytes, predicted peak 1260, copier's own 50
-
-     mode  smallest budget  peak  queue  chunks  smallest chunk  largest chunk
-  default             1160  1260      2       3             100            410
-  classic             1310     -      -       -               -              -
-`
-	_ = want
-	t.Log("\n" + plan.String())
-	b, err := json.MarshalIndent(plan, "", " ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Log(string(b))
 }

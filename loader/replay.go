@@ -128,7 +128,7 @@ func (b *better) peakOfSums(c *cutting) int64 {
 			residents = all
 		}
 		buffer := min(c.limits[i], f.Kept)
-		alive := satMul(int64(c.depth), b.charge(buffer, b.mu[i], false))
+		alive := satMul(int64(c.depth), b.charge(buffer, b.mus[i], false))
 		most = max(most, satAdd(satAdd(residents, alive), temp))
 	}
 	return min(most, b.budget) // which the rules guarantee
