@@ -20,9 +20,12 @@ func (t *tool) inspect(_ context.Context, args []string) error {
 		return err
 	}
 	path := fs.Arg(0)
+	if _, err := os.Stat(path); err != nil {
+		return fmt.Errorf("inspect: %w", err)
+	}
 	set, err := loader.Open(path)
 	if err != nil {
-		return err
+		return damaged(err)
 	}
 	defer set.Close()
 	w := tabwriter.NewWriter(t.stdout, 0, 0, 2, ' ', 0)
@@ -54,7 +57,7 @@ func (t *tool) inspectDecoder(dir string) error {
 	defer backend.Close()
 	m, err := transformer.OpenFolder(dir, backend)
 	if err != nil {
-		return err
+		return damaged(err)
 	}
 	defer m.Close()
 	fmt.Fprintf(t.stdout, "\n%s", m.Decoder())

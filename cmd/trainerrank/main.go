@@ -110,28 +110,41 @@ func (t *tool) main(ctx context.Context, args []string) int {
 	return exitFailed
 }
 
-func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
+// oneLine makes a line of bounded length of a text: a file may bring names of any length into it.
+func oneLine(s string) string {
+	const most = 8 << 10
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "..."
+	}
+	return strings.ReplaceAll(s, "\n", "; ")
+}
 
-// hint is what the user may do about an error, or "".
-func hint(err error) string {
+// ownHint is what the error itself says that the user may do about it, or "".
+func ownHint(err error) string {
 	var h interface{ Hint() string }
 	if errors.As(err, &h) && h.Hint() != "" {
 		return h.Hint()
 	}
-	if s := loader.Hint(err); s != "" {
+	return loader.Hint(err)
+}
+
+// hint is what the user may do about an error, or "".
+func hint(err error) string {
+	if s := ownHint(err); s != "" {
 		return s
 	}
+	var path *fs.PathError
 	switch {
 	case errors.Is(err, context.Canceled):
 		return "it was stopped before it was done, so run it again; a file is written whole or not at all"
-	case errors.Is(err, fs.ErrNotExist):
-		return "check the path; a relative one starts at the working directory"
 	case errors.Is(err, fs.ErrPermission):
 		return "check the permissions of the file, and of the folder that it is in"
 	case errors.Is(err, syscall.EISDIR):
 		return "give the path of a file"
 	case errors.Is(err, syscall.ENOSPC):
 		return "free some space, or write to another place"
+	case errors.As(err, &path):
+		return "check the path; a relative one starts at the working directory"
 	}
 	return ""
 }

@@ -40,7 +40,7 @@ func (e *lineError) Hint() string {
 	if e.hint != "" {
 		return e.hint
 	}
-	return `a request is {"id": any, "input_tokens": [1,2,3]}; optional: target_tokens, top_k, logits, hidden_states, checkpoint`
+	return `a request is one line, {"id": any, "input_tokens": [1,2,3]}; optional: target_tokens, top_k, logits, hidden_states, checkpoint`
 }
 
 // parseRequests reads a request file: one JSON object a line. Blank lines are skipped.
@@ -103,7 +103,7 @@ func (r *request) parse(s *strictjson.Scanner, line []byte) error {
 		}
 		name := string(key)
 		if seen[name] {
-			return s.Errorf(at, "field %q comes twice", name)
+			return s.Errorf(at, "field %.80q comes twice", name)
 		}
 		seen[name] = true
 		if err := r.field(s, line, name, at); err != nil {
@@ -158,7 +158,7 @@ func (r *request) field(s *strictjson.Scanner, line []byte, name string, at int)
 		text, err = s.Text(nil)
 		in.Checkpoint = forward.Checkpoint(string(text))
 	default:
-		return s.Errorf(at, "unknown field %q", name)
+		return s.Errorf(at, "unknown field %.80q", name)
 	}
 	return err
 }

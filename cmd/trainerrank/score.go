@@ -165,12 +165,15 @@ func (s *session) openModel() error {
 	name, ok := strings.CutPrefix(s.options.model, "builtin:")
 	if !ok {
 		dir := s.options.model
-		if fi, err := os.Stat(dir); err == nil && !fi.IsDir() {
+		fi, err := os.Stat(dir)
+		if err != nil {
+			return fmt.Errorf("open model: %w", err)
+		}
+		if !fi.IsDir() {
 			return &hinted{fmt.Errorf("open model: %s is not a folder", dir), "give the folder that holds config.json and the weights"}
 		}
-		var err error
 		s.model, err = transformer.OpenFolder(dir, s.backend)
-		return err
+		return damaged(err)
 	}
 	folder, err := builtin.Open(name)
 	if err != nil {
@@ -292,6 +295,14 @@ func (s *session) refusal() error {
 			s.verb, showSize(a.PredictedPeakBytes), showSize(a.UsableLimitBytes), s.sum.WeightsBytes),
 		fmt.Sprintf("give --budget %d, or smaller requests or fewer outputs; %s", a.SmallestBudgetBytes, fits),
 	}}
+}
+
+// damaged gives a fault in a model folder a hint, if it has none of its own.
+func damaged(err error) error {
+	if err == nil || ownHint(err) != "" {
+		return err
+	}
+	return &hinted{err, "compare the folder with where it came from, or fetch it again: config.json, and model.safetensors or an index with the files that it names"}
 }
 
 // hinted is an error with a hint.
