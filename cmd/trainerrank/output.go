@@ -147,7 +147,7 @@ func writeFile(ctx context.Context, path string, write func(w io.Writer) error) 
 	return os.Rename(f.Name(), t.path)
 }
 
-// interruptible is a writer that stops when the context ends.
+// interruptible is a writer that stops when the context ends, also while a full pipe keeps it waiting.
 type interruptible struct {
 	ctx context.Context
 	w   io.Writer
@@ -157,7 +157,7 @@ func (i interruptible) Write(p []byte) (int, error) {
 	if err := i.ctx.Err(); err != nil {
 		return 0, err
 	}
-	return i.w.Write(p)
+	return await(i.ctx, func() (int, error) { return i.w.Write(p) })
 }
 
 // await waits for fn or for the end of the context. It is for what may block for ever and cannot be cancelled, like opening a pipe; fn is

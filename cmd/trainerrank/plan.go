@@ -29,7 +29,7 @@ func (t *tool) plan(ctx context.Context, args []string) error {
 	if s.admit.Verdict == trainerrank.Refused {
 		err = errors.Join(err, s.refusal())
 	}
-	return errors.Join(err, s.writeSummary())
+	return errors.Join(err, s.writeSummary(ctx))
 }
 
 func (s *session) printPlan() error {

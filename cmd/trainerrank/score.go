@@ -323,11 +323,11 @@ func (s *session) close() {
 	}
 }
 
-func (s *session) writeSummary() error {
+func (s *session) writeSummary(ctx context.Context) error {
 	if s.summary == "" {
 		return nil
 	}
-	err := writeFile(context.Background(), s.summary, func(w io.Writer) error {
+	err := writeFile(ctx, s.summary, func(w io.Writer) error {
 		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")
 		return e.Encode(s.sum)
@@ -352,7 +352,7 @@ func (t *tool) score(ctx context.Context, args []string) error {
 	defer s.close()
 	if s.admit.Verdict == trainerrank.Refused {
 		s.notes()
-		return errors.Join(s.refusal(), s.writeSummary())
+		return errors.Join(s.refusal(), s.writeSummary(ctx))
 	}
 	fmt.Fprintf(t.stderr, "plan: %s, %d tokens packed into %d, whole: %s predicted, %s usable, kernel %s, %s\n", count(s.sum.Requests, "request"),
 		s.sum.LogicalTokens, s.sum.PackedTokens, showSize(s.sum.PredictedPeakBytes), showSize(s.sum.UsableLimitBytes), s.sum.Kernel, count(s.sum.Threads, "thread"))
@@ -387,7 +387,7 @@ func (t *tool) score(ctx context.Context, args []string) error {
 	if err != nil {
 		return &fileError{"score: " + writingAnswers, where, err}
 	}
-	if err := s.writeSummary(); err != nil {
+	if err := s.writeSummary(ctx); err != nil {
 		return err
 	}
 	fmt.Fprintf(t.stderr, "done: %s, %d logical and %d packed tokens, %s, predicted peak %d and observed %d bytes, %.0f tokens/s\n", count(s.sum.Requests, "request"),
