@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Feature is an integer that a cost can be charged for. None grows when a row is taken away.
+// Feature is an integer of a layout that a cost can charge for. Only [Short] can grow when a row is taken away: a tail may become short.
 type Feature string
 
 // The features of a layout.
@@ -135,7 +135,7 @@ func product(factors ...int64) int64 {
 // Cost is what a layout costs in time: the sum of its terms, in integers of a unit that the cost chooses. It is a value: print
 // it, compare it, send it to other ranks.
 type Cost struct {
-	// Name says which formula or table this is; choices under different names are never compared.
+	// Name says which formula or table this is. It belongs in the key of a choice that is remembered, with the terms.
 	Name string `json:"name"`
 	// ShortBelow is the number of tokens below which a span counts as [Short].
 	ShortBelow int    `json:"short_below,omitempty"`

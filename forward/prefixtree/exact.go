@@ -50,7 +50,7 @@ func (a *sum) same(b *sum) bool {
 	return a.work == b.work && a.packed == b.packed && a.segments == b.segments
 }
 
-// maxStates bounds the entries of all tables together: 48 MiB, about 100 ms here.
+// maxStates bounds the entries of all tables together: 48 MiB, less than 100 ms here.
 const maxStates = 1 << 21
 
 // exact is the tables of one search. The entries of decision i are at[i] + j: j is the depth of the nearest shared ancestor, 0 for none.
@@ -62,8 +62,8 @@ type exact struct {
 }
 
 // exactly finds the best layout of additive prices: p.divided is not looked at. Among layouts of equal score it is the one whose decisions come first.
-// If that takes more than maxStates entries, ok is false.
-func exactly(p *prices) (set []uint64, states int, ok bool) {
+// If that takes more than maxStates entries, it is the best of those that were within reach, and proved is false; set is nil if none was.
+func exactly(p *prices) (set []uint64, states int, proved bool) {
 	if p.states > maxStates {
 		return nil, 0, false
 	}
@@ -89,9 +89,10 @@ func exactly(p *prices) (set []uint64, states int, ok bool) {
 		if bound.height = best.height; !bound.less(&best) {
 			break
 		}
-		if states += p.states; states > maxStates {
-			return nil, 0, false
+		if states+p.states > maxStates {
+			return x.trace(limit, best.height), states, false
 		}
+		states += p.states
 		table := make([]sum, p.states)
 		x.fill(table, below, r)
 		x.levels, below = append(x.levels, table), table

@@ -99,22 +99,20 @@ func Select(t *Tree, c *Cost, o Options) (*Choice, error) {
 		}
 		return p.choice(set, Stats{Method: Forced, Stop: Complete}), nil
 	}
+	var set []uint64 // of the exact search, proved or not
+	states := 0
 	if !o.Bounded {
-		if n == 0 {
-			choice := p.choice(nil, Stats{Method: Exact, Stop: NoDecisions})
-			choice.Optimal = true
-			return choice, nil
+		proved, stop := false, Complete
+		switch {
+		case n == 0:
+			proved, stop = true, NoDecisions
+		case len(p.divided) == 0:
+			set, states, proved = exactly(p)
+		case n <= maxExhaustive:
+			set, states, proved = p.exhaust(), 1<<n, true
 		}
-		var set []uint64
-		states, ok := 0, false
-		if len(p.divided) == 0 {
-			set, states, ok = exactly(p)
-		}
-		if !ok && n <= maxExhaustive {
-			set, states, ok = p.exhaust(), 1<<n, true
-		}
-		if ok {
-			choice := p.choice(set, Stats{Method: Exact, Stop: Complete, States: states})
+		if proved {
+			choice := p.choice(set, Stats{Method: Exact, Stop: stop, States: states})
 			choice.Optimal = true
 			return choice, nil
 		}
@@ -123,8 +121,12 @@ func Select(t *Tree, c *Cost, o Options) (*Choice, error) {
 	choice := p.choice(b.sets.at(int(b.best)), b.stats)
 	choice.Mandatory = int(b.best) < b.stats.Family
 	choice.Optimal = n < 63 && b.sets.n == 1<<n
+	choice.Stats.States = states
+	if set != nil {
+		p.improve(choice, set)
+	}
 	if !o.Bounded && len(p.divided) > 0 {
-		p.helped(choice)
+		p.help(choice)
 	}
 	return choice, nil
 }
@@ -148,20 +150,27 @@ func (p *prices) exhaust() []uint64 {
 	return best
 }
 
-// helped improves a choice by what is best without rounding, which also tells how much better another could be at most.
-func (p *prices) helped(c *Choice) {
+// improve changes a choice to another set if that is better.
+func (p *prices) improve(c *Choice, set []uint64) {
+	if other := p.choice(set, c.Stats); other.Score.Compare(c.Score) < 0 {
+		*c = *other
+	}
+}
+
+// help improves a choice by what is best without rounding, which also tells how much better another could be at most.
+func (p *prices) help(c *Choice) {
 	r, ok := p.relax()
 	if !ok {
 		return
 	}
-	set, states, ok := exactly(r.prices)
+	set, states, proved := exactly(r.prices)
 	c.Stats.States = states
-	if !ok {
+	if set == nil {
 		return
 	}
-	if other := p.choice(set, c.Stats); other.Score.Compare(c.Score) < 0 {
-		*c = *other
+	p.improve(c, set)
+	if proved {
+		relaxed, _ := r.eval(set)
+		c.Optimal = c.Optimal || c.Score.Work <= r.atLeast(relaxed.Work)
 	}
-	relaxed, _ := r.eval(set)
-	c.Optimal = c.Optimal || c.Score.Work <= r.atLeast(relaxed.Work)
 }
