@@ -174,28 +174,48 @@ func TestLargestPrefix(t *testing.T) {
 
 // An input more never makes a call cheaper: the search for the largest prefix, and every search for a split, stands on it.
 func TestPricesAreMonotone(t *testing.T) {
-	m := golden.Load(t, golden.FS(t, "qwen2-tiny"), golden.Options{Threads: 2})
-	rank := wrap(t, m.Model)
-	vocab := m.Spec().Vocabulary
-	for seed := range uint64(150) {
-		r := golden.Rand(seed)
-		inputs := golden.Draw(r, vocab, 2+r.IntN(8), 1+r.IntN(400))
-		for i := range inputs {
-			if r.IntN(3) == 0 {
-				inputs[i].TopK = 1 + r.IntN(vocab)
+	for threads := 1; threads <= 3; threads++ {
+		m := golden.Load(t, golden.FS(t, "qwen2-tiny"), golden.Options{Threads: threads})
+		rank := wrap(t, m.Model)
+		vocab := m.Spec().Vocabulary
+		grow := func(what string, inputs []forward.Input) {
+			t.Helper()
+			last := int64(0)
+			for n := range inputs {
+				a, err := rank.Plan(t.Context(), forward.Many(inputs[:n+1]...))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if a.PredictedPeakBytes < last {
+					t.Errorf("%d threads, %s: %d inputs need %d bytes, and %d need %d", threads, what, n, last, n+1, a.PredictedPeakBytes)
+				}
+				last = a.PredictedPeakBytes
 			}
 		}
-		last := int64(0)
-		for n := range inputs {
-			a, err := rank.Plan(t.Context(), forward.Many(inputs[:n+1]...))
-			if err != nil {
-				t.Fatal(err)
+		for seed := range uint64(50) {
+			r := golden.Rand(seed)
+			inputs := golden.Draw(r, vocab, 2+r.IntN(8), 1+r.IntN(400))
+			for i := range inputs {
+				if r.IntN(3) == 0 {
+					inputs[i].TopK = 1 + r.IntN(vocab)
+				}
 			}
-			if a.PredictedPeakBytes < last {
-				t.Errorf("seed %d: %d inputs need %d bytes, and %d need %d", seed, n, last, n+1, a.PredictedPeakBytes)
-			}
-			last = a.PredictedPeakBytes
+			grow(fmt.Sprintf("seed %d", seed), inputs)
 		}
+		// A token at a time, across the numbers of rows at which work is cut into more blocks.
+		for blocks := 1; blocks <= 2*threads; blocks++ {
+			inputs := []forward.Input{{Tokens: tokens(240*blocks - 6), TopK: 1}}
+			for i := range 12 {
+				inputs = append(inputs, forward.Input{Tokens: []int32{int32(60 + i)}, TopK: 1})
+			}
+			grow(fmt.Sprintf("%d blocks", blocks), inputs)
+		}
+		// A larger k at a time.
+		inputs := []forward.Input{{Tokens: tokens(300), TopK: 1}}
+		for k := 1; k <= vocab; k += 23 {
+			inputs = append(inputs, forward.Input{Tokens: []int32{1}, TopK: k})
+		}
+		grow("k", inputs)
 	}
 }
 

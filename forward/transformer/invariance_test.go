@@ -45,6 +45,9 @@ func TestBitsDoNotDependOnThePlan(t *testing.T) {
 			draws := s.draws
 			if name == "generic" || testing.Short() {
 				draws = 1
+				if testing.Short() {
+					s.n, s.longest = 5, min(s.longest, 250)
+				}
 			}
 			t.Run(s.name, func(t *testing.T) {
 				folder := s.folder(t)

@@ -216,8 +216,8 @@ func TestOtherTypesAreRefusedByName(t *testing.T) {
 	}
 }
 
-// Values that are not finite are loaded and said, by tensor, and harm the requests that touch them and no others, neither of the same
-// batch nor below the same prefix.
+// Values that are not finite are loaded and said, by tensor. They harm the requests that touch them, from there on, and no others,
+// neither of the same batch nor below the same prefix.
 func TestValuesThatAreNotFiniteAreSaidAndStayWhereTheyAre(t *testing.T) {
 	const token, embedding = 77, "model.embed_tokens.weight"
 	spoil := map[string]float32{"F32": float32(math.NaN()), "BF16": float32(math.Inf(1)), "F16": float32(math.NaN())}
@@ -252,13 +252,22 @@ func TestValuesThatAreNotFiniteAreSaidAndStayWhereTheyAre(t *testing.T) {
 				}
 				inputs = append(inputs, in)
 			}
-			sound, spoilt := run(t, clean, inputs, fullSharing), run(t, m, inputs, fullSharing)
-			for i, in := range inputs {
-				d := golden.Diff(sound[i], spoilt[i])
-				if touched := slices.Contains(in.Tokens, token); touched && d == "" {
-					t.Errorf("request %d holds the spoilt token and does not show it", i)
-				} else if !touched && d != "" {
-					t.Errorf("request %d is changed by a neighbour:\n%s", i, d)
+			sound := run(t, clean, inputs, fullSharing)
+			for _, how := range []layout{fullSharing, noSharing} { // below a prefix of others, and beside own tokens
+				spoilt := run(t, m, inputs, how)
+				for i, in := range inputs {
+					d := golden.Diff(sound[i], spoilt[i])
+					n, at := len(in.Tokens), slices.Index(in.Tokens, token)
+					switch {
+					case at < 0 && d != "":
+						t.Errorf("request %d is changed by a neighbour:\n%s", i, d)
+					case at >= 0 && d == "":
+						t.Errorf("request %d holds the spoilt token and does not show it", i)
+					case at >= 0:
+						if d := golden.Diff(sound[i].First(at, n), spoilt[i].First(at, n)); d != "" {
+							t.Errorf("request %d is changed before position %d, where it is spoilt:\n%s", i, at, d)
+						}
+					}
 				}
 			}
 		})

@@ -63,3 +63,12 @@ func Diff(want, got Answer) string {
 	}
 	return d
 }
+
+// First is the answer for the first n of a request's positions.
+func (a Answer) First(n, positions int) Answer {
+	cut := func(list []float32) []float32 { return list[:len(list)/positions*n] }
+	return Answer{
+		Targets: cut(a.Targets), TopLogprobs: cut(a.TopLogprobs), Logits: cut(a.Logits), Hidden: cut(a.Hidden),
+		TopTokens: a.TopTokens[:len(a.TopTokens)/positions*n],
+	}
+}

@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
@@ -293,8 +294,22 @@ type Options struct {
 type Loaded struct {
 	*transformer.Model
 	Host    *device.Host
+	Dirty   *device.Space // a device beside it whose memory is full of NaN, for passes: what one does not write it must not read
 	Backend *kernel.Host
 }
+
+// dirt is memory of the Go heap that is all NaN.
+type dirt struct{}
+
+func (dirt) Map(n int64) (device.Mem, error) {
+	b := bytes.Repeat([]byte{0xff}, int(n)+device.Align)
+	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(b))) & (device.Align - 1)
+	return device.MemOf(b[skip:][:n]), nil
+}
+
+func (dirt) Populate(device.Mem) error { return nil }
+
+func (dirt) Unmap(device.Mem) {}
 
 // Load opens a folder and loads the model. When the test is over, everything is closed and the device must be empty.
 func Load(t testing.TB, folder fs.FS, o Options) *Loaded {
@@ -328,7 +343,12 @@ func Load(t testing.TB, folder fs.FS, o Options) *Loaded {
 			t.Fatal(err)
 		}
 	}
-	return &Loaded{m, dev, backend}
+	dirty, err := device.NewSpace("dirty", o.Capacity, dirt{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	device.CheckLeaks(t, dirty)
+	return &Loaded{m, dev, dirty, backend}
 }
 
 // Open opens a folder under one of its configurations.
