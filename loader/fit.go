@@ -132,7 +132,7 @@ type FilePlan struct {
 	Index int // in the stats that were given to [Fit]
 	// Budget is the limit in bytes under which the file is cut. Invariant: at least the file's largest tensor, or its Atom.
 	// Residents grow while a file is loaded, and chunks at its start may be larger. A file that stays whole is not limited:
-	// then it is the smaller of MaxChunk and the budget less what is fixed. In classic mode it is the formula's.
+	// then it is the smaller of MaxChunk and the budget less what is fixed (or the file, if a copier makes do with less). In classic mode it is the formula's.
 	Budget int64
 	Chunks []Chunk // in file order; nil where tensors are not known
 }

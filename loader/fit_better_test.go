@@ -62,7 +62,7 @@ func TestReplayNeverExceedsTheBudget(t *testing.T) {
 	var accepted, chunked, cut, handed, wide, several, reordered int
 	for n := range loads(t) {
 		stats, p := randomLoad(rng, true)
-		p.Classic = n%4 == 0
+		p.Classic = n%4 == 0 && hasClassic(p)
 		if rng.IntN(3) == 0 {
 			p.Align = 1 << rng.IntN(7)
 		}
@@ -157,7 +157,7 @@ func TestAtTheMinimumItFitsAndOneByteLessDoesNot(t *testing.T) {
 	tight, plans := 0, 0
 	for n := range loads(t) {
 		stats, p := randomLoad(rng, n%3 > 0)
-		p.Classic = n%4 == 0
+		p.Classic = n%4 == 0 && hasClassic(p)
 		if rng.IntN(3) == 0 {
 			p.Align = 1 << rng.IntN(7)
 		}
@@ -224,7 +224,7 @@ func TestDefaultIsAtLeastAsGoodAsClassic(t *testing.T) {
 	for n := range loads(t) {
 		stats, p := randomLoad(rng, n%3 > 0)
 		minimum, ok := leastBudget(stats, classically(p))
-		if !ok {
+		if !ok || !hasClassic(p) {
 			continue
 		}
 		for _, p.Budget = range append(budgetsAround(rng, minimum, sumKept(stats)), max(minimum-1-rng.Int64N(minimum), 1)) {

@@ -114,6 +114,9 @@ func (c *cutter) reserve() {
 	}
 	c.mu = c.mus[0]
 	each := min(c.limit(&open{copies: true}), c.maxChunk)
+	if each < 0 {
+		return
+	}
 	var kept int64
 	for i := range c.files {
 		kept = satAdd(kept, c.files[i].Kept)
@@ -283,7 +286,7 @@ func (c *cutter) file(i int) bool {
 	}
 	c.close(&o)
 	if n := len(c.out.chunks) - from; n <= 1 {
-		c.out.limits[i] = min(c.maxChunk, c.budget/c.scale)
+		c.out.limits[i] = c.unlimited(i)
 	} else {
 		c.out.limits[i] = c.fileLimit(i, !c.copies)
 	}
@@ -381,7 +384,12 @@ func (c *cutter) fileLimit(i int, handed bool) int64 {
 	if most >= 0 && most < never {
 		most = most / c.align * c.align
 	}
-	return min(most, c.maxChunk, c.budget/c.scale)
+	return min(most, c.unlimited(i))
+}
+
+// unlimited is the limit of a file whose chunks may be as large as they like. A copier may let a chunk be larger than the budget.
+func (c *cutter) unlimited(i int) int64 {
+	return min(c.maxChunk, max(c.budget/c.scale, c.files[i].Kept))
 }
 
 // window is the most of the last values.

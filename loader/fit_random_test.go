@@ -3,6 +3,7 @@ package loader
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 )
 
 // randomLoad makes a load. Few sizes are large against the rest, so that tensors and budgets collide often.
@@ -22,10 +23,15 @@ func randomLoad(rng *rand.Rand, tensors bool) ([]FileStats, PlanParams) {
 		p.Preallocated = int64(rng.IntN(200))
 	}
 	ratios := []Ratio{{1, 1}, {1, 1}, {2, 1}, {3, 2}, {11, 10}}
+	if rng.IntN(8) == 0 {
+		ratios = []Ratio{{1, 1}, {1, 2}, {0, 1}, {2, 1}} // some are nothing for the classic mode
+	}
 	one := ratios[rng.IntN(len(ratios))]
 	mixed := rng.IntN(3) == 0
 	residency := rng.IntN(3) // all, none, some
 	cuts := rng.IntN(3) == 0
+	// Sand fills chunks up to their limits, so that a limit which is a little too large shows.
+	sand := rng.IntN(3) == 0
 	var stats []FileStats
 	for i := range 1 + rng.IntN(6) {
 		if mixed {
@@ -36,10 +42,17 @@ func randomLoad(rng *rand.Rand, tensors bool) ([]FileStats, PlanParams) {
 		offset := int64(64)
 		start, end := int64(-1), int64(0)
 		scale := pick(10, 100, 1000)
-		for j := range rng.IntN(12) {
+		count := rng.IntN(12)
+		if sand {
+			count, scale = 10+rng.IntN(40), 4
+		}
+		for j := range count {
 			size := int64(rng.IntN(scale))
-			if rng.IntN(8) == 0 {
+			if rng.IntN(8) == 0 && !sand {
 				size *= 8
+			}
+			if sand && j == count/2 && rng.IntN(3) == 0 {
+				size = 10 + rng.Int64N(100)
 			}
 			if rng.IntN(10) == 0 {
 				size = 0
@@ -86,7 +99,12 @@ func randomLoad(rng *rand.Rand, tensors bool) ([]FileStats, PlanParams) {
 	return stats, p
 }
 
-// total is all kept bytes.
+// hasClassic says whether the classic mode has plans with such costs.
+func hasClassic(p PlanParams) bool {
+	return !slices.ContainsFunc(p.Copier.Multiplier, func(r Ratio) bool { return r.Num < r.Den })
+}
+
+// sumKept is all kept bytes.
 func sumKept(stats []FileStats) (n int64) {
 	for _, f := range stats {
 		n += f.Kept
