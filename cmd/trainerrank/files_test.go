@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -58,4 +61,41 @@ func writeTensors(t testing.TB, path string, list []savedTensor) {
 	must(t, err)
 	data := binary.LittleEndian.AppendUint64(nil, uint64(len(text)))
 	must(t, os.WriteFile(path, slices.Concat(data, text, payload), 0o644))
+}
+
+// Whatever a byte of the header is changed to, or wherever the file is cut: the model is scored, or there is one clear error.
+func TestRandomDamageIsAnErrorOrNone(t *testing.T) {
+	dir := t.TempDir()
+	copyModel(t, dir)
+	path := filepath.Join(dir, "model.safetensors")
+	sound, err := os.ReadFile(path)
+	must(t, err)
+	header := int(binary.LittleEndian.Uint64(sound))
+	rng := rand.New(rand.NewPCG(3, 4))
+	refused := 0
+	for i := range 150 {
+		data := slices.Clone(sound)
+		switch i % 5 {
+		case 0:
+			data = data[:rng.IntN(len(data))]
+		case 1:
+			data[rng.IntN(8)] ^= 1 << rng.IntN(8)
+		case 2:
+			data[8+rng.IntN(header)] = byte(rng.Uint32())
+		default:
+			data[8+rng.IntN(header)] = byte(32 + rng.IntN(95))
+		}
+		must(t, os.WriteFile(path, data, 0o644))
+		o := run(t, "score", "--model", dir, "--requests", filepath.Join(dir, "requests.jsonl"))
+		if o.code != exitDone && o.code != exitFailed {
+			t.Errorf("damage %d: exit %d: %s", i, o.code, o.stderr)
+		}
+		if o.code == exitFailed {
+			refused++
+		}
+		if i%5 < 2 && !bytes.Equal(data, sound) && o.code != exitFailed {
+			t.Errorf("damage %d: exit %d", i, o.code)
+		}
+	}
+	t.Logf("%d of 150 refused", refused)
 }
