@@ -30,7 +30,8 @@ import (
 // is P(k) <= B itself: no rule could do better, and the least budget of a load is computed from it in one pass.
 //
 // Every chunk that the classic mode makes keeps to share, so cutting first-fit makes none that is smaller. In a group of ranks
-// the residents of all its files are charged for each of its chunks, as the files' chunks interleave.
+// the residents of all its files are charged for each of its chunks, as the files' chunks interleave, less what the chunk itself
+// hands over: that is in its charge, and cannot be there before.
 
 // better is one problem of the default mode.
 type better struct {

@@ -169,7 +169,7 @@ func (c *cutter) limit(o *open) int64 {
 		switch {
 		case c.group == 1 && o.copies:
 			residents = satAdd(residents, o.resident)
-		case c.group > 1 && c.depth == 1 && !o.copies:
+		case c.group > 1 && !o.copies:
 			residents -= min(residents, o.resident)
 		}
 		temp := max(o.temp, c.recent.most, c.recvSoFar)
@@ -367,7 +367,7 @@ func (c *cutter) fileLimit(i int, handed bool) int64 {
 		if handed {
 			credit = satMul(c.depth, c.scale)
 		}
-	} else if handed && (c.group == 1 || c.depth == 1) {
+	} else if handed {
 		credit = c.scale
 	}
 	most := int64(-1)

@@ -378,7 +378,7 @@ func TestFitRefusesWhatCannotBe(t *testing.T) {
 		{"PerChunk", func(_ *FileStats, p *PlanParams) { p.Copier.PerChunk = -1 }},
 		{"Fixed", func(_ *FileStats, p *PlanParams) { p.Copier.Fixed = -1 }},
 		{"Group", func(_ *FileStats, p *PlanParams) { p.Group = 0 }},
-		{"Group", func(_ *FileStats, p *PlanParams) { p.Group = 1 << 40 }},
+		{"Group", func(_ *FileStats, p *PlanParams) { p.Group = 1 << 30 }},
 		{"MaxChunk", func(_ *FileStats, p *PlanParams) { p.MaxChunk = -1 }},
 		{"Preallocated", func(_ *FileStats, p *PlanParams) { p.Preallocated = -1 }},
 		{"Align", func(_ *FileStats, p *PlanParams) { p.Align = -1 }},
