@@ -366,8 +366,17 @@ func TestTreesTooLargeForTheTablesAreSearchedInBoundedTime(t *testing.T) {
 
 // Where the tables by levels grow too large, what they have shown by then still counts.
 func TestUnfinishedExactSearchHelpsTheBoundedOne(t *testing.T) {
-	tree := mustBuild(t, chain(700))
-	c := Version1(Facts{Layers: 1, Recurrent: 1})
+	rng := rand.New(rand.NewPCG(31, 0))
+	buffer := make([]int32, 700*50)
+	rows := make([][]int32, 700)
+	for i, n := 0, 0; i < len(rows); i++ {
+		n += 1 + rng.IntN(50)
+		rows[i] = buffer[:n]
+	}
+	tree := mustBuild(t, rows)
+	c := Cost{Name: "few levels"}
+	c.charge(Tokens, 1, 1, 1)
+	c.charge(Levels, 200_000, 1, 1)
 	o := Options{Budget: 50}
 	ours := mustSelect(t, tree, &c, o)
 	o.Bounded = true
