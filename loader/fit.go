@@ -109,8 +109,9 @@ type FitPlan struct {
 
 	QueueSize int // at most what was asked for
 	Depth     int // chunks that may be alive at once on one rank; with Group above 1 one more, for what is being received
-	// Buffers is Depth without the one for receiving, and not more than there are chunks. In a load with AccumulateResident
-	// and YieldClone false, this many buffers of BufferBytes fit into the budget in any order of events, where Tensors are known.
+	// Buffers is Depth without the one for receiving, and not more than there are chunks. In a load by one rank with
+	// AccumulateResident and YieldClone false and one multiplier for all files, Buffers times BufferBytes fit into the budget,
+	// so chunks may be alive in any order; where Tensors are known, and in the default mode.
 	Buffers     int
 	BufferBytes int64 // bytes of the largest chunk, rounded up to Align
 

@@ -41,6 +41,9 @@ func checkWhole(plan *FitPlan) error {
 				if p.Tensor != tensor || p.Offset != at || !plan.Classic && p.At != sum {
 					return fmt.Errorf("%s, chunk %d: part %+v, want tensor %d from %d at %d", f.Path, k, p, tensor, at, sum)
 				}
+				if first := &f.Tensors[f.Chunks[k].First]; plan.Classic && p.At != f.Tensors[p.Tensor].Offset-first.Offset {
+					return fmt.Errorf("%s, chunk %d: part %+v is not where its span has it", f.Path, k, p)
+				}
 				sum += p.Bytes
 				if at += p.Bytes; at == f.Tensors[tensor].Bytes {
 					tensor, at = tensor+1, 0
