@@ -212,8 +212,9 @@ func (o ParseOptions) openFile(src source, name string) (*File, *Header, error) 
 	}
 	h, err := f.readHeader(o)
 	if err != nil {
+		err = f.explain(err) // looks into the file
 		f.file.Close()
-		return nil, nil, f.explain(err)
+		return nil, nil, err
 	}
 	f.DataStart = h.DataStart
 	f.Metadata = h.Metadata

@@ -180,7 +180,10 @@ func (t *TrainerRank) admit(ctx context.Context, c *call, usable int64) (*Admiss
 	}
 	a := &Admission{
 		Verdict: Whole, Basis: Exact, UsableLimitBytes: usable, LogicalTokens: c.logical, Retention: "stored",
-		SubforwardRequestIndices: [][]int{all}, LargestPrefix: len(c.inputs),
+		SubforwardRequestIndices: [][]int{all}, LargestPrefix: len(c.inputs), Layout: []*prefixtree.Layout{}, Rungs: []Rung{},
+	}
+	if len(c.inputs) == 0 {
+		a.SubforwardRequestIndices = [][]int{}
 	}
 	if len(c.active) == 0 {
 		return a, nil, nil

@@ -273,7 +273,15 @@ func (s *session) plan(ctx context.Context) (err error) {
 	if s.model.MinStaging() > room {
 		a.LargestPrefix = 0
 	}
+	// The rank speaks of the call alone; here everything counts against one budget.
 	a.PredictedPeakBytes, a.SmallestBudgetBytes, a.UsableLimitBytes = w+need, w+need, s.dev.Capacity()
+	for i := range a.Rungs {
+		r := &a.Rungs[i]
+		r.TotalBytes += w
+		for j := range r.Required {
+			r.Required[j] += w
+		}
+	}
 	s.sum = summary{
 		Verdict: a.Verdict, Requests: len(s.reqs), LogicalTokens: a.LogicalTokens, PackedTokens: a.PackedTokens,
 		SubforwardCount: len(a.SubforwardRequestIndices), PredictedPeakBytes: a.PredictedPeakBytes, UsableLimitBytes: a.UsableLimitBytes,
