@@ -166,6 +166,21 @@ func (e *ChangedError) Error() string {
 // Unwrap is the cause.
 func (e *ChangedError) Unwrap() error { return e.Err }
 
+// CopierError says that a copier cannot read a file at all. Nothing has been read.
+type CopierError struct {
+	Copier string // its name
+	Path   string // the file, as it is to be shown
+	Err    error
+}
+
+// Error is one line.
+func (e *CopierError) Error() string {
+	return fmt.Sprintf("load %s: the copier %s cannot open it: %v", e.Path, e.Copier, e.Err)
+}
+
+// Unwrap is the cause.
+func (e *CopierError) Unwrap() error { return e.Err }
+
 // Hint is what the user may do about an error of this package, for a line of its own: the first hint found in err and
 // what it wraps. Empty if there is none.
 func Hint(err error) string {
@@ -179,6 +194,12 @@ func Hint(err error) string {
 		hint = e.Hint
 	case *ReadError:
 		hint = e.Hint
+	case *CopierError:
+		hint = "the copier pread reads every file"
+	case *ChangedError:
+		hint = "let nothing write to the files while they are loaded, and load again"
+	case *BudgetInfeasibleError:
+		hint = e.hint()
 	case interface{ Unwrap() []error }:
 		for _, err := range e.Unwrap() {
 			if hint = Hint(err); hint != "" {

@@ -109,6 +109,21 @@ func (e *BudgetInfeasibleError) Error() string {
 	return b.String()
 }
 
+// hint is what would make the load fit: a larger budget, or the most effective lever.
+func (e *BudgetInfeasibleError) hint() string {
+	var change string
+	if len(e.Levers) > 0 {
+		change = fmt.Sprintf("%d bytes do %s", e.Levers[0].Minimum, e.Levers[0].Change)
+	}
+	switch {
+	case e.Minimum > 0 && change != "":
+		return fmt.Sprintf("give a budget of at least %d bytes; %s", e.Minimum, change)
+	case e.Minimum > 0:
+		return fmt.Sprintf("give a budget of at least %d bytes", e.Minimum)
+	}
+	return change
+}
+
 func (e *BudgetInfeasibleError) deductions() string {
 	switch {
 	case e.Preallocated == 0:

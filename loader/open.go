@@ -36,6 +36,7 @@ type File struct {
 	Ignored   int               // tensors that are in the file, but not for this file in the index
 
 	name string // in the source
+	disk string // path on the operating system's file system; empty if it is elsewhere
 	info fs.FileInfo
 	file file
 }
@@ -199,6 +200,9 @@ func gather(op, shown string, errs []error) error {
 // openFile opens one file and reads its header. The file is closed again if there is an error.
 func (o ParseOptions) openFile(src source, name string) (*File, *Header, error) {
 	f := &File{Path: src.show(name), name: name}
+	if dir, ok := src.(osSource); ok {
+		f.disk = dir.path(name)
+	}
 	// Look before opening: the open itself would hang on a pipe and could upset a device.
 	info, err := src.stat(name)
 	if err == nil && !info.Mode().IsRegular() {

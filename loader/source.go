@@ -110,10 +110,12 @@ func weightFiles(src source) []string {
 	return names
 }
 
+// patience is how often in a row a read may bring nothing, or be interrupted.
+const patience = 100
+
 // readFull fills p from byte off on. It goes on after a short read and after an interrupted one, and gives up when
 // nothing comes. An end before p is full is io.ErrUnexpectedEOF, also if not one byte came.
 func readFull(r io.ReaderAt, p []byte, off int64) (n int, err error) {
-	const patience = 100
 	for idle := 0; n < len(p); {
 		m, err := r.ReadAt(p[n:], off+int64(n))
 		if m < 0 || m > len(p)-n {
