@@ -26,6 +26,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
 		main()
 	}
+	// Whoever runs the tests may ignore SIGHUP (nohup does). A signal that is caught here has its default in the processes started from here.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	os.Exit(m.Run())
 }
 
