@@ -304,6 +304,9 @@ func (b *better) infeasible(need int64, binding int) *BudgetInfeasibleError {
 		return e
 	}
 	e.RequiredBytes = ceilDiv(need, b.scale)
+	if rest := max(e.RequiredBytes-roundTo(e.LargestBytes, b.align), 0); at < 0 && b.group == 1 && e.ResidentBytes > rest {
+		e.ResidentBytes = rest // what lies together is rounded once
+	}
 	e.TransientBytes = max(e.RequiredBytes-e.ResidentBytes, 0)
 	return e
 }
@@ -340,7 +343,7 @@ func (b *better) positions() (ps []position, all, temp int64) {
 		last := min(len(b.files), first+b.group)
 		var recv int64
 		for i := first; i < last; i++ {
-			all = satAdd(all, b.need[i].resident)
+			all = satAdd(all, b.need[i].most)
 			recv = max(recv, b.need[i].recv)
 		}
 		for i := first; i < last; i++ {

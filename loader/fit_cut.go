@@ -244,6 +244,9 @@ func (c *cutter) close(o *open) {
 	}
 	c.copies = c.copies || o.copies
 	o.HandOver = !o.copies && o.Bytes > 0
+	if o.HandOver && c.group == 1 {
+		o.resident = min(o.resident, c.own(o.Bytes)) // rounded once
+	}
 	c.out.chunks = append(c.out.chunks, o.Chunk)
 	c.out.costs = append(c.out.costs, chunkCost{
 		charge: c.charge(o.Bytes, c.mu, !o.copies), resident: o.resident, temp: max(o.temp, c.at.recv), swell: o.swell, handed: !o.copies,

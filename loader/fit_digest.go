@@ -10,7 +10,7 @@ import (
 )
 
 // planVersion changes whenever the same arguments make another plan.
-const planVersion = "1"
+const planVersion = "2"
 
 // Digest identifies a load. Ranks that load together must have the same: what differs would show as a collective that
 // never ends. It covers the files, their order, headers and tensors, which of them are kept, stay or may be cut, all

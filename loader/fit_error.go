@@ -112,8 +112,11 @@ func (e *BudgetInfeasibleError) Error() string {
 // hint is what would make the load fit: a larger budget, or the most effective lever.
 func (e *BudgetInfeasibleError) hint() string {
 	var change string
-	if len(e.Levers) > 0 {
-		change = fmt.Sprintf("%d bytes do %s", e.Levers[0].Minimum, e.Levers[0].Change)
+	for _, l := range e.Levers {
+		if l.Name != LeverResident { // the user of a program cannot choose that
+			change = fmt.Sprintf("%d bytes do %s", l.Minimum, l.Change)
+			break
+		}
 	}
 	switch {
 	case e.Minimum > 0 && change != "":

@@ -5,6 +5,7 @@ package loader
 // fileNeed is what a file adds to the least budget of a load, in scaled units.
 type fileNeed struct {
 	resident int64
+	most     int64 // resident, if every tensor has memory of its own; more only by what rounding adds
 	recv     int64 // in a group of ranks, while a tensor of it is received or copied
 	copied   int64 // otherwise, while its largest tensor is delivered as a copy
 	// tail is how much more than resident the file needs in its worst moment, with pieces as small as they can be and one
@@ -111,10 +112,15 @@ func (b *better) needOf(i int) fileNeed {
 		}
 		before = satAdd(before, own)
 	}
-	n.resident = before
+	n.resident, n.most = before, before
 	n.tail = max(worst, 0)
 	if b.group == 1 && n.tail < never {
 		n.tail = max(n.tail-before, 0)
+	}
+	// As one chunk that is handed over, it is rounded once. Nothing needs less: where that chunk fits, cutting first-fit makes it.
+	if whole := b.charge(f.Kept, mu, true); b.group == 1 && b.accumulate && f.Resident == f.Kept && f.Kept > 0 && f.Kept <= b.maxChunk && whole < satAdd(before, n.tail) {
+		n.resident = b.own(f.Kept)
+		n.tail = whole - n.resident
 	}
 	return n
 }
@@ -129,6 +135,7 @@ func (b *better) needOfSums(i int) fileNeed {
 	if b.accumulate {
 		n.resident = b.own(f.Resident)
 	}
+	n.most = n.resident
 	handed := b.handsOver(i)
 	copied := int64(0)
 	if b.clone && !handed {

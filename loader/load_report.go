@@ -48,8 +48,8 @@ func (r *LoadReport) String() string {
 	w.Flush()
 	rate := ""
 	if r.Seconds > 0 {
-		rate = fmt.Sprintf(" in %.3f s, %.0f MB/s", r.Seconds, float64(r.Bytes)/r.Seconds/1e6)
+		rate = fmt.Sprintf(", in %.3f s, %.0f MB/s", r.Seconds, float64(r.Bytes)/r.Seconds/1e6)
 	}
-	fmt.Fprintf(&b, "%d bytes in %d chunks by %s%s\npredicted peak %d, observed %d, budget %d\n", r.Bytes, r.Chunks, r.Copier, rate, r.Predicted, r.Peak, r.Budget)
+	fmt.Fprintf(&b, "%d bytes, chunks: %d, copier: %s%s\npredicted peak %d, observed %d, budget %d\n", r.Bytes, r.Chunks, r.Copier, rate, r.Predicted, r.Peak, r.Budget)
 	return b.String()
 }

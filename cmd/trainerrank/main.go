@@ -2,6 +2,8 @@
 //
 //	trainerrank score    [--model DIR] [--requests FILE.jsonl] [--budget BYTES] [--out FILE] [--summary FILE] [--threads N]
 //	trainerrank plan     the same flags, and --json: says what score would do, and runs nothing
+//	trainerrank load     [--model DIR] [--budget BYTES] [--queue N] [--max-chunk BYTES] [--group RANKS] [--copier NAME] [--classic] [--dry-run] [--json]
+//	                     [--threads N] [--summary FILE]: loads the tensors as they are stored, whatever their types
 //	trainerrank inspect  FILE_OR_DIR: the tensors of a model, and what is wrong with it
 //
 // Without --model and --requests it uses a small model and requests that are built in. Results go to standard output, everything else
@@ -54,6 +56,7 @@ var verbs = []struct {
 }{
 	{"score", "score requests with a model", (*tool).score},
 	{"plan", "say what score would do, and run nothing", (*tool).plan},
+	{"load", "bring the tensors of a model into memory, inside a budget", (*tool).load},
 	{"inspect", "list the tensors of a model, and what is wrong with it", (*tool).inspect},
 }
 
