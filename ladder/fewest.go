@@ -1,0 +1,415 @@
+package ladder
+
+import (
+	"math"
+	"slices"
+)
+
+// ExactLimit is the number of requests up to which the fewest subforwards are found by dynamic programming, where a greedy fill cannot: about 2,000
+// prices then, most of which the budget rules out unasked.
+const ExactLimit = 64
+
+// exactLimit is ExactLimit, but for tests.
+var exactLimit = ExactLimit
+
+// fits is a cut that fits, and if that took a search for layouts, its attempt.
+type fits struct {
+	chunks  []run
+	attempt *attempt // nil: it fits with full sharing
+}
+
+// fewest climbs the ladder to the first rung that fits, then looks for fewer subforwards, and plans what it has found.
+func (v *view) fewest(r Retention) (*attempt, error) {
+	best, failed, err := v.firstRung(r, true)
+	if err != nil {
+		return nil, err
+	}
+	if best, err = v.fewer(best, failed, r); err != nil || best == nil {
+		return nil, err
+	}
+	if best.attempt != nil {
+		return best.attempt, nil
+	}
+	v.superseded(best.chunks, r)
+	t, err := v.attempt(best.chunks, CostOptimal, r, -1)
+	if err != nil || t.total <= v.usable {
+		return t, err
+	}
+	if t, err = v.attempt(best.chunks, FullSharing, r, -1); err != nil {
+		return nil, err
+	}
+	for j, c := range t.chunks {
+		predicted, err := v.minimal(c, r)
+		if err != nil {
+			return nil, err
+		}
+		if t.prices[j] != predicted {
+			return nil, &PriceError{Requests: v.requests(c), Retention: r, Price: t.prices[j], Predicted: &predicted}
+		}
+	}
+	return t, nil
+}
+
+// superseded takes back the record of a cut that fits, since its plans are recorded next.
+func (v *view) superseded(chunks []run, r Retention) {
+	v.result.Rungs = slices.DeleteFunc(v.result.Rungs, func(rung Rung) bool {
+		if !rung.Fits || rung.Count != len(chunks) || rung.Retention != r {
+			return false
+		}
+		for j := range chunks {
+			if !slices.Equal(rung.Chunks[j], v.answered(chunks, j)) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// firstRung is the first rung of 2, 4, 8, ... that fits, and the count of the last one before it that did not.
+func (v *view) firstRung(r Retention, record bool) (best *fits, failed int, err error) {
+	failed = 1
+	for _, k := range v.counts() {
+		cuts, err := v.balanced(k, r)
+		if err != nil {
+			return nil, 0, err
+		}
+		for _, chunks := range cuts {
+			if best, err = v.try(chunks, r, record); err != nil || best != nil {
+				return best, failed, err
+			}
+		}
+		failed = k
+	}
+	return nil, failed, nil
+}
+
+// try says whether a cut fits. Full sharing is priced first, since that takes no plans; only if it is too much, and the lower bounds are not, another
+// layout can be less, and is searched for.
+func (v *view) try(chunks []run, r Retention, record bool) (*fits, error) {
+	prices, err := v.minimals(chunks, r)
+	if err != nil {
+		return nil, err
+	}
+	total := v.total(prices)
+	if total <= v.usable {
+		if record {
+			v.record(chunks, FullSharing, r, prices, total)
+		}
+		return &fits{chunks: chunks}, nil
+	}
+	lower, err := v.bounds(chunks, r)
+	if err != nil {
+		return nil, err
+	}
+	if bound := v.total(lower); bound > v.usable {
+		if record {
+			v.record(chunks, "", r, lower, bound)
+		}
+		return nil, nil
+	}
+	t, err := v.planned(chunks, CostOptimal, r)
+	if err != nil {
+		return nil, err
+	}
+	if record {
+		v.record(chunks, FullSharing, r, prices, total)
+		v.record(chunks, CostOptimal, r, t.prices, t.total)
+	}
+	if t.total <= v.usable {
+		return &fits{chunks, t}, nil
+	}
+	return nil, nil
+}
+
+// fewer looks for fewer chunks than those of first, which is nil if no rung fits; failed is the largest count of the ladder that did not.
+func (v *view) fewer(first *fits, failed int, r Retention) (*fits, error) {
+	best := first
+	limit := len(v.order)
+	if first != nil {
+		limit = len(first.chunks) - 1
+	}
+	found, all, err := v.minimum(limit, r)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case found != nil:
+		// As few as can be, but perhaps lopsided: balanced is better, if it fits.
+		if best, err = v.tryBalanced(len(found), r); err != nil {
+			return nil, err
+		}
+		if best == nil {
+			if best, err = v.tryShared(found, r); err != nil {
+				return nil, err
+			}
+		}
+		if best == nil {
+			best = first // judged by the running peak it fits all the more, so that this is for prices that are not monotone
+		}
+	case !all && first != nil:
+		for k := failed; k < len(first.chunks) && best == first; k++ {
+			if k < 2 {
+				continue
+			}
+			less, err := v.tryBalanced(k, r)
+			if err == nil && less == nil {
+				less, err = v.tryFill(k, r)
+			}
+			if err != nil {
+				return nil, err
+			}
+			if less != nil {
+				best = less
+			}
+		}
+	}
+	if best == nil {
+		more, err := v.more(r)
+		if err != nil {
+			return nil, err
+		}
+		for _, k := range more {
+			if best, err = v.tryBalanced(k, r); best != nil || err != nil {
+				break
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if v.inequality() {
+		return best, nil
+	}
+	for best != nil && len(best.chunks) > 2 {
+		less, err := v.tryBalanced(len(best.chunks)-1, r)
+		if err != nil {
+			return nil, err
+		}
+		if less == nil {
+			break
+		}
+		best = less
+	}
+	return best, nil
+}
+
+// tryBalanced tries the balanced cuts into k chunks by the prices of full sharing alone.
+func (v *view) tryBalanced(k int, r Retention) (*fits, error) {
+	cuts, err := v.balanced(k, r)
+	if err != nil {
+		return nil, err
+	}
+	for _, chunks := range cuts {
+		if f, err := v.tryShared(chunks, r); f != nil || err != nil {
+			return f, err
+		}
+	}
+	return nil, nil
+}
+
+// tryShared says whether a cut fits with full sharing.
+func (v *view) tryShared(chunks []run, r Retention) (*fits, error) {
+	prices, err := v.minimals(chunks, r)
+	if err != nil {
+		return nil, err
+	}
+	total := v.total(prices)
+	v.record(chunks, FullSharing, r, prices, total)
+	if total > v.usable {
+		return nil, nil
+	}
+	return &fits{chunks: chunks}, nil
+}
+
+// tryFill tries to fill k chunks up to what the balanced cut leaves for ephemeral bytes.
+func (v *view) tryFill(k int, r Retention) (*fits, error) {
+	prices, err := v.minimals(v.cutByTokens(k), r)
+	if err != nil {
+		return nil, err
+	}
+	retained := int64(0)
+	for _, p := range prices {
+		retained = plus(retained, p.Retained)
+	}
+	chunks, err := v.fill(v.usable-retained, k, r)
+	if err != nil || chunks == nil {
+		return nil, err
+	}
+	return v.tryShared(chunks, r)
+}
+
+// minimum finds the fewest chunks, at most limit, that satisfy the inequality with full sharing; nil if there are none. all is false if
+// it did not look at every cut.
+func (v *view) minimum(limit int, r Retention) (chunks []run, all bool, err error) {
+	additive, retained, err := v.outputsOnly(r)
+	if err != nil || limit < 2 {
+		return nil, true, err // the whole call was tried
+	}
+	if additive {
+		chunks, err = v.fill(v.usable-retained, limit, r)
+		return chunks, true, err
+	}
+	if len(v.order) > exactLimit {
+		return nil, false, nil
+	}
+	chunks, err = v.layered(limit, r)
+	return chunks, true, err
+}
+
+// more are further counts that are tried before a call is refused, where neither the fill nor dynamic programming sees every cut as it is judged.
+func (v *view) more(r Retention) ([]int, error) {
+	additive, _, err := v.outputsOnly(r)
+	if err != nil || additive || v.inequality() && len(v.order) <= exactLimit {
+		return nil, err
+	}
+	var counts []int
+	for k := 2; k <= min(len(v.order), exactLimit); k++ {
+		counts = append(counts, k)
+	}
+	return counts, nil
+}
+
+// outputsOnly says whether all that a subforward retains is its outputs, so that the sum is that of the whole call however it is cut.
+func (v *view) outputsOnly(r Retention) (bool, int64, error) {
+	if v.grad {
+		return false, 0, nil
+	}
+	whole, err := v.minimal(run{0, len(v.order)}, r)
+	if err != nil || whole.Retained != whole.Outputs {
+		return false, 0, err
+	}
+	return true, whole.Retained, nil
+}
+
+// fill walks the order and extends each chunk as long as its ephemeral bytes stay within room. Where they never fall as a chunk grows, no
+// other cut into such chunks has fewer. It is nil if a single request has more, or if more than limit chunks were needed.
+func (v *view) fill(room int64, limit int, r Retention) ([]run, error) {
+	var chunks []run
+	for lo := 0; lo < len(v.order); {
+		hi := lo
+		for hi < len(v.order) {
+			p, err := v.minimal(run{lo, hi + 1}, r)
+			if err != nil {
+				return nil, err
+			}
+			if p.Ephemeral() > room {
+				break
+			}
+			hi++
+		}
+		if hi == lo || len(chunks) == limit {
+			return nil, nil
+		}
+		chunks = append(chunks, run{lo, hi})
+		lo = hi
+	}
+	return chunks, nil
+}
+
+// step is a beginning of the visiting order, cut into chunks: what they retain together, and the largest ephemeral part of one.
+type step struct {
+	retained, ephemeral int64
+	before              int32 // the step without the last chunk, -1 for the empty beginning
+	lo                  int32 // where the last chunk begins
+}
+
+// front are steps to one place of which none is better than another in both numbers.
+type front []int32
+
+// add adds a step unless another is as good, and drops those that are not better than it.
+func (f front) add(steps *[]step, s step) front {
+	all := *steps
+	for _, i := range f {
+		if all[i].retained <= s.retained && all[i].ephemeral <= s.ephemeral {
+			return f
+		}
+	}
+	f = slices.DeleteFunc(f, func(i int32) bool { return s.retained <= all[i].retained && s.ephemeral <= all[i].ephemeral })
+	*steps = append(all, s)
+	return append(f, int32(len(all)))
+}
+
+// extend adds to the fronts beyond place i every chunk that begins there and leaves a total of at most most.
+func (v *view) extend(from front, to []front, steps *[]step, i int, most int64, r Retention) error {
+	for hi := i + 1; hi < len(to) && len(from) > 0; hi++ {
+		p, err := v.minimal(run{i, hi}, r)
+		if err != nil {
+			return err
+		}
+		if p.Required > most {
+			return nil // and all the more with another request
+		}
+		for _, at := range from {
+			s := (*steps)[at]
+			s = step{plus(s.retained, p.Retained), max(s.ephemeral, p.Ephemeral()), at, int32(i)}
+			if plus(s.retained, s.ephemeral) <= most {
+				to[hi] = to[hi].add(steps, s)
+			}
+		}
+	}
+	return nil
+}
+
+// layered is the cut into the fewest chunks, at most limit, that satisfies the inequality, and of those the one with the smallest total: dynamic programming over places and
+// counts, keeping of each the cuts that are not worse than another in retained and largest ephemeral bytes.
+func (v *view) layered(limit int, r Retention) ([]run, error) {
+	n := len(v.order)
+	steps := []step{{before: -1}}
+	now := make([]front, n+1)
+	now[0] = front{0}
+	for range limit {
+		next := make([]front, n+1)
+		for i := range n {
+			if err := v.extend(now[i], next, &steps, i, v.usable, r); err != nil {
+				return nil, err
+			}
+		}
+		if len(next[n]) > 0 {
+			best := slices.MinFunc(next[n], func(a, b int32) int { return cmpTotal(steps[a], steps[b]) })
+			return unwind(steps, best, n), nil
+		}
+		now = next
+	}
+	return nil, nil
+}
+
+func cmpTotal(a, b step) int {
+	x, y := plus(a.retained, a.ephemeral), plus(b.retained, b.ephemeral)
+	switch {
+	case x < y:
+		return -1
+	case x > y:
+		return 1
+	}
+	return 0
+}
+
+// unwind lists the chunks of a step to place n.
+func unwind(steps []step, at int32, n int) []run {
+	var chunks []run
+	for hi := n; steps[at].before >= 0; at = steps[at].before {
+		lo := int(steps[at].lo)
+		chunks = append(chunks, run{lo, hi})
+		hi = lo
+	}
+	slices.Reverse(chunks)
+	return chunks
+}
+
+// least is the smallest total by the inequality over all cuts, MaxInt64 if none is at most most.
+func (v *view) least(most int64, r Retention) (int64, error) {
+	n := len(v.order)
+	steps := []step{{before: -1}}
+	fronts := make([]front, n+1)
+	fronts[0] = front{0}
+	for i := range n {
+		if err := v.extend(fronts[i], fronts, &steps, i, most, r); err != nil {
+			return 0, err
+		}
+	}
+	total := int64(math.MaxInt64)
+	for _, at := range fronts[n] {
+		total = min(total, plus(steps[at].retained, steps[at].ephemeral))
+	}
+	return total, nil
+}
