@@ -323,7 +323,10 @@ func (l *load) give(file int, p Part) func(data []byte) error {
 
 // see shows a part of a chunk to use, from the chunk's buffer or, without one, from where it lies.
 func (l *load) see(c placedChunk, p Part, buffer []byte, use func([]byte) error) error {
-	if p.Bytes == 0 || !l.free(c.file) || c.HandOver {
+	if p.Bytes == 0 {
+		return use(nil)
+	}
+	if !l.free(c.file) || c.HandOver {
 		return use(buffer[p.At : p.At+p.Bytes : p.At+p.Bytes])
 	}
 	t := l.files[c.file][p.Tensor]

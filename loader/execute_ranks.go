@@ -199,7 +199,7 @@ func (l *load) send(ctx context.Context, root int, own, stays bool, c placedChun
 		return lost
 	}
 	switch {
-	case own && to == nil: // from the chunk, as it is
+	case own && !stays && !l.plan.params.YieldClone: // from the chunk, as it is
 		err := l.see(c, piece, mine.data(), func(data []byte) error {
 			if err := pass(data); err != nil {
 				return err

@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/trainerrank/engine/device"
 )
 
 // golden is the folder of golden models beside the repository.
@@ -56,26 +58,17 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// readAll loads every tensor with Load and with ReadAt, and compares.
+// readAll loads every tensor by Execute and by ReadAt, and compares.
 func readAll(t *testing.T, s *Set) {
 	t.Helper()
-	into := make(map[string][]byte)
-	var jobs []Job
-	for _, name := range s.Names() {
-		x, _ := s.Tensor(name)
-		into[name] = make([]byte, x.Bytes)
-		jobs = append(jobs, pieces(x, 4096, into[name])...)
+	l := newLab(t, s, 2<<30)
+	plan, err := Fit(StatsOf(s, StatsOptions{}), PlanParams{Budget: 1 << 30, Group: 1, AccumulateResident: true, Align: device.PageSize, Copier: pread{}.Costs(s.Files)})
+	check(t, err)
+	tensors, report, err := s.Execute(t.Context(), plan, LoadOptions{Device: l.dev, Copier: pread{}, Threads: 2})
+	check(t, err)
+	defer tensors.Free()
+	if report.Peak != report.Predicted || report.Bytes != s.TotalBytes() {
+		t.Errorf("%v", report)
 	}
-	if err := s.Load(t.Context(), staging(2, 16<<10), jobs, nil); err != nil {
-		t.Error(err)
-		return
-	}
-	for _, f := range s.Files {
-		for _, x := range f.Tensors {
-			want := make([]byte, x.Bytes)
-			if err := s.ReadAt(x, want, 0); err != nil || string(into[x.Name]) != string(want) {
-				t.Errorf("%s: %v: %v", f.Path, x, err)
-			}
-		}
-	}
+	l.same(tensors)
 }

@@ -14,29 +14,6 @@ import (
 	"time"
 )
 
-// write lays files into a new folder.
-func write(t *testing.T, files map[string]string) string {
-	t.Helper()
-	dir := t.TempDir()
-	for name, data := range files {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(data), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return dir
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestOpenTakesAFolderOrAFile(t *testing.T) {
 	dir := write(t, map[string]string{"lora.safetensors": shard("a"), "no.txt": "hello, this is no model"})
 	s, err := Open(filepath.Join(dir, "lora.safetensors"))
