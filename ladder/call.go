@@ -68,7 +68,7 @@ type Plan struct {
 
 // Planner lays requests out.
 type Planner interface {
-	// Plan lays out requests, given in row order, as one subforward. The answer depends on the arguments alone.
+	// Plan lays out requests, given in row order, as one subforward. The answer depends on the arguments alone. The slice must not be changed.
 	Plan(requests []int, l Layout) (*Plan, error)
 }
 

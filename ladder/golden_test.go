@@ -291,9 +291,7 @@ func (h *house) Price(p *Plan, _ Retention) (profile.Price, error) {
 }
 
 func (h *house) Minimal(requests []int, _ Retention) (profile.Price, error) {
-	sorted := slices.Clone(requests)
-	slices.SortFunc(sorted, func(a, b int) int { return h.visit.place[a] - h.visit.place[b] })
-	packed := h.visit.Packed(sorted)
+	packed := h.visit.Packed(requests)
 	if len(requests)%3 == 0 { // the short way against the long one, now and then
 		p, err := h.Plan(requests, FullSharing)
 		if err != nil || p.Packed != packed {

@@ -86,9 +86,13 @@ func NewVisit(groups []int, trees []*prefixtree.Tree) (*Visit, error) {
 	return v, nil
 }
 
-// Packed is the number of tokens of a full-sharing layout of some requests, listed in visiting order: no layout of them has fewer. In that order a
+// Packed is the number of tokens of a full-sharing layout of some requests, in any order: no layout of them has fewer. In visiting order a
 // request shares most with the one before it, so that everything beyond that is its own.
 func (v *Visit) Packed(requests []int) int {
+	byPlace := func(a, b int) int { return cmp.Compare(v.place[a], v.place[b]) }
+	if !slices.IsSortedFunc(requests, byPlace) {
+		requests = slices.SortedFunc(slices.Values(requests), byPlace)
+	}
 	packed, last := 0, -1
 	for _, r := range requests {
 		if v.groups[r] < 0 {
