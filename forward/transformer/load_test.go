@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -14,8 +15,10 @@ import (
 
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/forward/kernel"
 	"github.com/trainerrank/engine/forward/transformer"
 	"github.com/trainerrank/engine/internal/golden"
+	"github.com/trainerrank/engine/loader"
 )
 
 // watched is a device that remembers the blocks for weights.
@@ -301,5 +304,77 @@ func TestOddValuesAreFoundWhereverTheyAre(t *testing.T) {
 				t.Errorf("%s: tensors that should be named (-) and are (+):\n%s", dtype, d)
 			}
 		})
+	}
+}
+
+// Every copier, at the smallest budget and far above it, packs the same bytes; one byte of staging less is refused, and nothing is read.
+func TestEveryCopierPacksTheSameBytes(t *testing.T) {
+	for _, model := range []string{"qwen3-sharded-bf16", "llama3-tiny"} {
+		dir := t.TempDir()
+		if err := os.CopyFS(dir, golden.FS(t, model)); err != nil {
+			t.Fatal(err)
+		}
+		var first []byte
+		for _, name := range loader.CopierNames() {
+			for _, threads := range []int{1, 3} {
+				host, err := device.NewHost(1 << 30)
+				if err != nil {
+					t.Fatal(err)
+				}
+				device.CheckLeaks(t, host)
+				backend, err := kernel.NewHost(threads)
+				if err != nil {
+					t.Fatal(err)
+				}
+				m, err := transformer.OpenFolder(dir, backend)
+				if err != nil {
+					t.Fatal(err)
+				}
+				w := &watched{Device: host}
+				if err := m.Place(w); err != nil {
+					t.Fatal(err)
+				}
+				copier, err := loader.NewCopier(name, threads)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var e *loader.BudgetInfeasibleError
+				if _, err := m.LoadBy(t.Context(), copier, 1, nil); name != loader.CopierMmap && (!errors.As(err, &e) || host.Stats().Peak[device.InFlight] != 0) {
+					t.Fatalf("%s: one byte of staging: %v", name, err)
+				}
+				least := int64(1)
+				if e != nil {
+					least = e.Minimum - m.WeightBytes()
+					if _, err := m.LoadBy(t.Context(), copier, least-1, nil); !errors.As(err, &e) || e.MissingBytes() != 1 || e.File == "" || e.Tensor == "" {
+						t.Errorf("%s: a byte below the least: %v", name, err)
+					}
+				}
+				if name == loader.CopierPread && least != m.MinStaging() {
+					t.Errorf("the plan needs %d bytes of staging, MinStaging says %d", least, m.MinStaging())
+				}
+				for _, staging := range []int64{least, least + 5000, 64 << 20, 0} {
+					clear(w.weights[0].Mem().Raw())
+					host.ResetPeak()
+					report, err := m.LoadBy(t.Context(), copier, staging, nil)
+					if err != nil {
+						t.Fatalf("%s, %d bytes of staging: %v", name, staging, err)
+					}
+					used := host.Stats()
+					if report.Peak != used.PeakInUse || report.Predicted != report.Peak || staging > 0 && used.Peak[device.InFlight] > max(staging, 0) {
+						t.Errorf("%s, %d bytes of staging: the device saw %d, %d of it in flight; predicted %d, observed %d", name, staging, used.PeakInUse,
+							used.Peak[device.InFlight], report.Predicted, report.Peak)
+					}
+					got := w.weights[0].Mem().Raw()
+					if first == nil {
+						first = bytes.Clone(got)
+					}
+					if !bytes.Equal(got, first) {
+						t.Errorf("%s, %d threads, %d bytes of staging: other bytes", name, threads, staging)
+					}
+				}
+				m.Close()
+				backend.Close()
+			}
+		}
 	}
 }
