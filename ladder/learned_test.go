@@ -3,6 +3,7 @@ package ladder
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/trainerrank/engine/forward/prefixtree"
@@ -152,4 +153,35 @@ func TestLearnedCallsAcrossLimitsOfTrust(t *testing.T) {
 		}
 	}
 	t.Log(seen)
+}
+
+// trusting believes what a layout without sharing retains, and not what one with sharing does.
+type trusting struct{ tens }
+
+func (p *trusting) Price(plan *Plan, _ Retention) (profile.Price, error) {
+	price := p.price(plan.Work.([]int))
+	if strings.HasPrefix(p.planned[len(p.planned)-1], string(CostOptimal)) {
+		price.Retained = 0
+	}
+	return price, nil
+}
+
+func (p *trusting) Bound(requests []int, _ Retention) (profile.Price, error) {
+	price := p.price(requests)
+	price.Retained = 0
+	return price, nil
+}
+
+// Where only another layout than the one with fewest tokens is believed to fit, it is found, and the smallest budget counts it.
+func TestTheSmallestBudgetCountsLayoutsThatAreBelieved(t *testing.T) {
+	for _, c := range []struct {
+		usable  int64
+		verdict Verdict
+	}{{20, Split}, {10, Split}, {9, Refused}} {
+		p := &trusting{tens{tenths: 10}}
+		a := verdict(t, callOf(4, true), p, p, c.usable, Options{Retentions: []Retention{Stored}, Explain: true})
+		if a.Verdict != c.verdict || a.SmallestBudgetBytes != 10 || a.Verdict == Split && a.Packing != CostOptimal {
+			t.Errorf("%d bytes: %s\n%s", c.usable, a.Verdict, a)
+		}
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -322,5 +323,90 @@ func TestWhatThePlannerSaysIsPassedOn(t *testing.T) {
 	}
 	if _, err := Search(callOf(4, false), &tens{}, &tens{lie: -100}, 20, Options{}); !errors.As(err, &e) || e.Predicted != nil || e.Error() == "" {
 		t.Error(err)
+	}
+}
+
+// failing fails the n-th time that it is asked for anything.
+type failing struct {
+	*toy
+	left *int
+	err  error
+}
+
+func (f failing) count() error {
+	if *f.left--; *f.left < 0 {
+		return f.err
+	}
+	return nil
+}
+
+func (f failing) Plan(r []int, l Layout) (*Plan, error) {
+	if err := f.count(); err != nil {
+		return nil, err
+	}
+	return f.toy.Plan(r, l)
+}
+
+func (f failing) Price(p *Plan, r Retention) (profile.Price, error) {
+	if err := f.count(); err != nil {
+		return profile.Price{}, err
+	}
+	return f.toy.Price(p, r)
+}
+
+func (f failing) Minimal(q []int, r Retention) (profile.Price, error) {
+	if err := f.count(); err != nil {
+		return profile.Price{}, err
+	}
+	return f.toy.Minimal(q, r)
+}
+
+func (f failing) Bound(q []int, r Retention) (profile.Price, error) {
+	if err := f.count(); err != nil {
+		return profile.Price{}, err
+	}
+	return f.toy.Bound(q, r)
+}
+
+// Whatever answer is missing, the search ends with that error and admits nothing (#906: a failure to plan is not a refusal).
+func TestAFailureAnywhereEndsTheSearch(t *testing.T) {
+	defer func(n int) { exactLimit = n }(exactLimit)
+	r := rand.New(rand.NewPCG(15, 16))
+	failed := 0
+	for i := range 60 {
+		exactLimit = []int{2, ExactLimit}[i%2]
+		c, p := random(r, 6)
+		if !slices.ContainsFunc(c.Requests, func(q Request) bool { return q.Group >= 0 }) {
+			continue
+		}
+		usable := thresholds(r, c, p)
+		for n := 0; ; n++ {
+			left := n
+			f := failing{p, &left, errors.New("no answer")}
+			a, err := Search(c, f, f, usable, Options{Explain: true})
+			if left >= 0 {
+				if err != nil {
+					t.Fatal(err)
+				}
+				break // it was never reached
+			}
+			failed++
+			if !errors.Is(err, f.err) {
+				t.Fatalf("call %d, answer %d: %v, %v", i, n, a, err)
+			}
+		}
+	}
+	if failed < 1000 {
+		t.Errorf("only %d failures", failed)
+	}
+}
+
+func TestDepthOfAnAdmission(t *testing.T) {
+	p := &toy{step: 1, tokens: []int64{1, 1, 1}, common: make([]int64, 3), outputs: make([]int64, 3), place: []int{0, 1, 2}}
+	if a := verdict(t, callOf(3, false), p, p, 9, Options{}); a.SelectedMaxDepth() != 3 || a.SubforwardCount() != 1 || !a.Trusted || a.Refusal() != "" {
+		t.Errorf("%+v", a)
+	}
+	if s := (&CallError{"x"}).Error(); s != "ladder: x" {
+		t.Error(s)
 	}
 }

@@ -15,12 +15,12 @@
 // statement ("so many tokens took so many bytes"), and a tiny call cannot lend its bytes per token to a large one.
 // For p packed tokens the estimate is the smaller of two bounds:
 //
-//   - by rate: bytes per token times tokens, with the largest rate among buckets of p/8 to 8p tokens, or of the nearest larger one if there is none
+//   - by rate: bytes per token times tokens, with the largest rate among buckets of p/8 to 8p tokens, or of the nearest larger one if there is none below
 //     in that range. A bucket that p has outgrown keeps what it asked for last, so that the bound does not fall.
 //   - by size: what the smallest bucket that is no smaller than p took, or any below it, and in proportion beyond the largest bucket.
 //
 // The first bound alone is the rule of planner.md made monotone. A rule that drops a rate when p has outgrown it asks less for more, and one that keeps it
-// lets eight tokens' worth of a first call's compilation stand for ever; the second bound is what was really seen, and cures that. Neither is ever below the
+// lets eight times what a tiny first call took to compile stand for ever; the second bound is what was really seen, and cures that. Neither is ever below the
 // observed peak of a smaller or equal call, and neither falls when tokens are added.
 //
 // Trust is about how far observations reach. A price is trusted if some observation has at least p/8 tokens, and each kind of

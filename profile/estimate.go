@@ -130,29 +130,28 @@ func (e *entry) estimate(l *Load, of func(*bucket) *track) int64 {
 		return 0
 	}
 	byRate, bySize, most := int64(0), int64(-1), int64(0)
-	near := false // some bucket is in the range of p/8 to 8p
+	near := false // a bucket was met that the call has not outgrown
 	for i := range e.buckets[:last+1] {
 		t := of(&e.buckets[i])
 		if t.packed == 0 {
 			continue
 		}
-		reach := times(t.packed, Growth)
-		inRange := t.packed <= times(l.Packed, Growth)
-		if inRange || !near {
-			p := l.Packed
-			if i < last {
-				p = min(p, reach)
+		size, reach := t.tokens(l.Packed, l.Logical), times(t.packed, Growth)
+		outgrown := i < last && size > reach
+		// Above the range only the nearest bucket counts, and that only if none was within it.
+		if outgrown || !near || t.packed <= times(size, Growth) {
+			asked := size
+			if outgrown {
+				asked = reach
 			}
-			byRate = max(byRate, mulDivUp(t.rate.num, t.tokens(p, l.Logical), t.rate.den))
-			// Beyond the range only the nearest bucket counts, and that only if none was within it.
-			near = near || l.Packed <= reach
+			byRate = max(byRate, mulDivUp(t.rate.num, asked, t.rate.den))
 		}
+		near = near || !outgrown
 		most = max(most, t.bytes)
 		if t.packed >= l.Packed || i == last {
 			// In proportion to tokens, if that is more than was observed.
-			size := mulDivUp(most, max(t.packed, t.tokens(l.Packed, l.Logical)), t.packed)
-			if bySize < 0 || size < bySize {
-				bySize = size
+			if bound := mulDivUp(most, max(t.packed, size), t.packed); bySize < 0 || bound < bySize {
+				bySize = bound
 			}
 		}
 	}

@@ -249,6 +249,30 @@ func TestATinyCallDoesNotPoisonALargeOne(t *testing.T) {
 	}
 }
 
+// The rule by rate: within 8 times up and down the largest rate counts, beyond that the nearest larger; what was outgrown keeps what it asked for last.
+func TestRatesCountWithinEightTimes(t *testing.T) {
+	p := seen([5]int64{10, 10, 0, 1000, -1}, [5]int64{20_000, 20_000, 0, 1_000_000, -1})
+	for _, c := range [][2]int64{
+		{1, 110}, {10, 1100}, {80, 8800}, // 100 bytes a token
+		{81, 8800}, {160, 8800}, {161, 8855}, {500, 27_500}, // 50, but no less than 80 tokens asked for
+		{20_000, 1_100_000}, {40_000, 2_200_000}, {160_001, 8_800_055},
+	} {
+		if got := priceOf(p, c[0], c[0], 0).Required; got != c[1] {
+			t.Errorf("%d tokens: %d, want %d", c[0], got, c[1])
+		}
+	}
+}
+
+// Both limits of trust met by one number of tokens alone: 80 packed, which 640 logical ones must not be less than.
+func TestTheBoundSeesTrustAtASinglePoint(t *testing.T) {
+	p := seen([5]int64{10, 10, 0, 1000, 0})
+	l := Load{Packed: 1, Logical: 640}
+	bound := p.Bound(sig, Geometry{}, l)
+	if l.Packed = 80; p.Price(sig, Geometry{}, l).Retained != 0 || bound.Retained != 0 {
+		t.Errorf("%v", bound)
+	}
+}
+
 // Defect 4: the highest rate does not come with the largest size; each observation stays joint.
 func TestARateDoesNotGainAnotherObservationsReach(t *testing.T) {
 	p := seen([5]int64{64, 64, 0, 64_000, 64}, [5]int64{8000, 8000, 0, 80_000, -1})
