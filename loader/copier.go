@@ -1,7 +1,6 @@
 package loader
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -92,9 +91,6 @@ func (r preadReader) ReadAt(p []byte, file int, off int64) (int, error) {
 }
 
 func (preadReader) Close() error { return nil }
-
-// errNotOnDisk says that a file has no path.
-var errNotOnDisk = errors.New("the file is not on the operating system's file system")
 
 // Probe finds the copier that reads a set's files fastest, by trying: direct if they are large, not in the page cache, and can be read
 // so; otherwise pread, which is never wrong. It reads a few bytes and no more.

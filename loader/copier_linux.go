@@ -15,6 +15,9 @@ func init() {
 	copiers[CopierMmap] = func(int) Copier { return mapped{} }
 }
 
+// errNotOnDisk says that a file has no path.
+var errNotOnDisk = errors.New("the file is not on the operating system's file system")
+
 // reopen opens a file again with other flags, and makes sure that it is the one that was opened first.
 func reopen(f *File, flags int) (*os.File, error) {
 	if f.disk == "" {

@@ -259,16 +259,26 @@ func (l *loading) run(ctx context.Context) (*loader.LoadReport, error) {
 		defer tensors.Free()
 		mu.Lock()
 		defer mu.Unlock()
-		if w.Rank() == 0 {
-			peak, bytes, chunks := all.Peak, all.Bytes, all.Chunks
-			all = *report
-			all.Peak, all.Bytes, all.Chunks = max(peak, all.Peak), bytes+all.Bytes, chunks+all.Chunks
-		} else {
-			all.Peak, all.Bytes, all.Chunks = max(all.Peak, report.Peak), all.Bytes+report.Bytes, all.Chunks+report.Chunks
-		}
+		merge(&all, report)
 		return err
 	})
 	return &all, err
+}
+
+// merge adds what another rank has done to a report: of peaks the largest.
+func merge(all, r *loader.LoadReport) {
+	if all.PerFile == nil {
+		*all = *r
+		return
+	}
+	all.Peak, all.Seconds = max(all.Peak, r.Peak), max(all.Seconds, r.Seconds)
+	all.Bytes += r.Bytes
+	all.Chunks += r.Chunks
+	for i := range all.PerFile {
+		f, g := &all.PerFile[i], &r.PerFile[i]
+		f.Chunks += g.Chunks
+		f.Largest, f.Peak = max(f.Largest, g.Largest), max(f.Peak, g.Peak)
+	}
 }
 
 func (l *loading) ranks(f func(collective.World) error) error {
