@@ -7,21 +7,31 @@ import (
 	"github.com/trainerrank/engine/device"
 )
 
-// attnTile is n <= Width lanes of one span's part of the block. Lane number
-// l of the part is query head l%group of the key head's group, at position from + l/group.
-type attnTile struct {
-	span    int
-	from    int // first position of the part
-	row     int // its row in q
-	lane, n int // the lanes [lane, lane+n) of the part
+// tileGroup is the number of tiles that walk over the keys together, so that a block of keys is read from memory once for all of them. No
+// bit of a result depends on it.
+const tileGroup = 4
+
+// attention is one call of Attend.
+type attention struct {
+	h      *Host
+	dst, q Mat
+	k, v   Mat
+	Attention
+	path   path
+	scores []float32 // of a tile and a block of keys [keyBlock, Width]
+	tiles  [tileGroup]attnTile
 }
 
-// laneState is what is kept for the lanes of a tile.
-type laneState struct {
+// attnTile is Width lanes: the query heads of one key head at some positions of a span.
+type attnTile struct {
+	n             int          // lanes in use; the others repeat the last
 	at, to        [Width]int   // where the query lies, and where its output goes
 	lo, hi        [Width]int32 // the positions that the lane sees: [lo, hi)
 	mx, sum, corr [Width]float32
-	path          path
+	q, o          []float32 // queries and outputs [HeadDim, Width]
+
+	anyFrom, allFrom int32 // no lane sees a key before anyFrom; all see those from allFrom on
+	allTo, anyTo     int32 // up to allTo; none sees a key from anyTo on
 }
 
 // Attend implements [Backend]. The queries of one key head are the lanes of a tile: lane arithmetic is vertical, so a query's
@@ -29,69 +39,102 @@ type laneState struct {
 // they lie in, with a running maximum and sum (the online softmax of Milakov and Gimelshein, 2018). A key that some lanes of
 // a tile may not see is added to the others alone, so that a value that is not finite stays where it belongs.
 func (h *Host) Attend(work device.Mem, dst, q, k, v Mat, first int, spans []Span, a Attention) {
-	st := h.lanes.Get().(*laneState)
-	defer h.lanes.Put(st)
-	ws, group := work.F32(), a.Heads/a.KVHeads
+	c := h.attend.Get().(*attention)
+	defer h.attend.Put(c)
+	c.h, c.dst, c.q, c.k, c.v, c.Attention = h, dst, q, k, v, a
+	ws, size := work.F32(), a.HeadDim*Width
+	for i := range c.tiles {
+		c.tiles[i].q, c.tiles[i].o = ws[2*i*size:][:size], ws[(2*i+1)*size:][:size]
+	}
+	c.scores = ws[2*tileGroup*size:][:keyBlock*Width]
 	// The spans are in the order of their rows.
 	s := sort.Search(len(spans), func(i int) bool { return spans[i].Offset+spans[i].End-spans[i].Start > first })
 	for ; s < len(spans) && spans[s].Offset < first+q.Rows; s++ {
 		sp := spans[s]
 		from, to := max(sp.Offset, first), min(sp.Offset+sp.End-sp.Start, first+q.Rows)
-		for lane := 0; lane < (to-from)*group; lane += Width {
-			t := attnTile{s, sp.Start + from - sp.Offset, from - first, lane, min(Width, (to-from)*group-lane)}
-			for head := range a.KVHeads {
-				h.attendTile(ws, st, dst, q, k, v, spans, a, t, head)
+		c.path = pathOf(c.path[:0], spans, s)
+		c.span(sp.Start+from-sp.Offset, from-first, (to-from)*(a.Heads/a.KVHeads))
+	}
+}
+
+// span runs the queries from position pos on, which is row of q. lanes is the number of positions times that of query heads per key head.
+func (c *attention) span(pos, row, lanes int) {
+	for head := range c.KVHeads {
+		for lane := 0; lane < lanes; lane += tileGroup * Width {
+			n := 0
+			for l := lane; l < lanes && n < tileGroup; l += Width {
+				c.tiles[n].begin(c, pos, row, head, l, min(Width, lanes-l))
+				n++
 			}
+			c.walk(c.tiles[:n], head)
 		}
 	}
 }
 
-func (h *Host) attendTile(ws []float32, st *laneState, dst, q, k, v Mat, spans []Span, a Attention, t attnTile, head int) {
-	hd, group := a.HeadDim, a.Heads/a.KVHeads
-	qt, o, s := ws[:hd*Width], ws[hd*Width:2*hd*Width], ws[2*hd*Width:][:keyBlock*Width]
-	allFrom, anyTo := int32(0), int32(0) // keys that all lanes may see begin at allFrom; none is seen from anyTo on
-	anyFrom, allTo := int32(math.MaxInt32), int32(math.MaxInt32)
+// begin makes t the lanes [lane, lane+n) of a span's queries: lane l is query head l%group of the key head at position pos + l/group.
+func (t *attnTile) begin(c *attention, pos, row, head, lane, n int) {
+	group := c.Heads / c.KVHeads
+	t.n = n
+	t.anyFrom, t.allFrom, t.allTo, t.anyTo = math.MaxInt32, 0, math.MaxInt32, 0
 	for l := range Width {
-		i := t.lane + min(l, t.n-1) // surplus lanes repeat the last
-		pos, row, head := t.from+i/group, t.row+i/group, head*group+i%group
-		st.at[l], st.to[l] = row*q.Stride+head*hd, row*dst.Stride+head*hd
-		lo, hi := int32(0), int32(pos+1)
-		if a.Window > 0 {
-			lo = max(0, hi-int32(a.Window))
+		i := lane + min(l, n-1)
+		col := (head*group + i%group) * c.HeadDim
+		t.at[l], t.to[l] = (row+i/group)*c.q.Stride+col, (row+i/group)*c.dst.Stride+col
+		lo, hi := int32(0), int32(pos+i/group+1)
+		if c.Window > 0 {
+			lo = max(0, hi-int32(c.Window))
 		}
-		allFrom, anyTo = max(allFrom, lo), max(anyTo, hi)
-		anyFrom, allTo = min(anyFrom, lo), min(allTo, hi)
-		st.lo[l], st.hi[l], st.mx[l], st.sum[l] = lo, hi, float32(math.Inf(-1)), 0
+		t.anyFrom, t.allFrom = min(t.anyFrom, lo), max(t.allFrom, lo)
+		t.allTo, t.anyTo = min(t.allTo, hi), max(t.anyTo, hi)
+		t.lo[l], t.hi[l], t.mx[l], t.sum[l] = lo, hi, float32(math.Inf(-1)), 0
 	}
-	h.p.gatherLanes(qt, q.Mem.F32(), &st.at, hd)
-	clear(o)
-	kv, vv := k.Mem.F32()[head*hd:], v.Mem.F32()[head*hd:]
-	st.path = pathOf(st.path[:0], spans, t.span)
-	for block := anyFrom / keyBlock * keyBlock; block < anyTo; block += keyBlock {
-		from, end := max(block, anyFrom), min(block+keyBlock, anyTo)
-		st.path.runs(from, end, func(from2, to2 int32, row int) {
-			h.p.gemm(s[(from2-from)*Width:], Width, kv[row*k.Stride:], k.Stride, 1, qt, int(to2-from2), hd, false)
-		})
-		h.p.softmaxBlock(s, int(end-from), a.Scale, from, &st.lo, &st.hi, &st.mx, &st.sum, &st.corr)
-		if block > anyFrom {
-			h.p.scaleLanes(o, hd, &st.corr)
+	c.h.p.gatherLanes(t.q, c.q.Mem.F32(), &t.at, c.HeadDim)
+	clear(t.o)
+}
+
+// walk takes tiles of one span over the keys of a head.
+func (c *attention) walk(tiles []attnTile, head int) {
+	col := head * c.HeadDim
+	k, v := c.k.Mem.F32()[col:], c.v.Mem.F32()[col:]
+	from, to := tiles[0].anyFrom, tiles[len(tiles)-1].anyTo // later positions see later keys
+	for block := from / keyBlock * keyBlock; block < to; block += keyBlock {
+		for i := range tiles {
+			if t := &tiles[i]; block < t.anyTo && block+keyBlock > t.anyFrom {
+				c.step(t, block, k, v)
+			}
 		}
-		// Before mid[0] and from mid[1] on, some lanes may not see the key.
-		mid := [2]int32{min(max(from, allFrom), end), 0}
-		mid[1] = max(mid[0], min(end, allTo))
-		some := func(from2, to2 int32, row int) {
-			h.p.accumMasked(o, hd, vv[row*v.Stride:], v.Stride, s[(from2-from)*Width:], int(to2-from2), from2, &st.lo, &st.hi)
+	}
+	for i := range tiles {
+		t := &tiles[i]
+		for l, sum := range t.sum {
+			t.corr[l] = 1 / sum
 		}
-		st.path.runs(from, mid[0], some)
-		st.path.runs(mid[0], mid[1], func(from2, to2 int32, row int) {
-			h.p.gemm(o, Width, vv[row*v.Stride:], 1, v.Stride, s[(from2-from)*Width:], hd, int(to2-from2), true)
-		})
-		st.path.runs(mid[1], end, some)
+		c.h.p.scatterLanes(c.dst.Mem.F32(), &t.to, t.n, t.o, &t.corr, c.HeadDim)
 	}
-	for l, sum := range st.sum {
-		st.corr[l] = 1 / sum
+}
+
+// step takes a tile over one block of keys.
+func (c *attention) step(t *attnTile, block int32, k, v []float32) {
+	p, hd, s := c.h.p, c.HeadDim, c.scores
+	from, to := max(block, t.anyFrom), min(block+keyBlock, t.anyTo)
+	c.path.runs(from, to, func(a, b int32, row int) {
+		p.gemm(s[(a-from)*Width:], Width, k[row*c.k.Stride:], c.k.Stride, 1, t.q, int(b-a), hd, false)
+	})
+	p.softmaxBlock(s, int(to-from), c.Scale, from, &t.lo, &t.hi, &t.mx, &t.sum, &t.corr)
+	if block > t.anyFrom {
+		p.scaleLanes(t.o, hd, &t.corr)
 	}
-	h.p.scatterLanes(dst.Mem.F32(), &st.to, t.n, o, &st.corr, hd)
+	some := func(a, b int32, row int) { // keys that not every lane may see
+		p.accumMasked(t.o, hd, v[row*c.v.Stride:], c.v.Stride, s[(a-from)*Width:], int(b-a), a, &t.lo, &t.hi)
+	}
+	all := func(a, b int32, row int) {
+		p.gemm(t.o, Width, v[row*c.v.Stride:], 1, c.v.Stride, s[(a-from)*Width:], hd, int(b-a), true)
+	}
+	allFrom := min(max(from, t.allFrom), to)
+	allTo := max(allFrom, min(to, t.allTo))
+	c.path.runs(from, allFrom, some)
+	c.path.runs(allFrom, allTo, all)
+	c.path.runs(allTo, to, some)
 }
 
 // path is the way from a span to its root, the span first.

@@ -20,10 +20,10 @@ const (
 
 // Host is the backend that computes on the CPU.
 type Host struct {
-	p     *prims
-	pool  *pool
-	lanes sync.Pool // of *laneState
-	log   string
+	p      *prims
+	pool   *pool
+	attend sync.Pool // of *attention
+	log    string
 }
 
 // NewHost starts a backend with a number of worker threads; 0 means one for every CPU that the process may use. The environment variable
@@ -54,7 +54,7 @@ func DefaultThreads() int {
 }
 
 func newHost(p *prims, threads int, log string) *Host {
-	return &Host{p: p, pool: newPool(threads), lanes: sync.Pool{New: func() any { return new(laneState) }}, log: log}
+	return &Host{p: p, pool: newPool(threads), attend: sync.Pool{New: func() any { return new(attention) }}, log: log}
 }
 
 // Name is the implementation in use: "generic", "avx2" or "avx512".
@@ -82,10 +82,10 @@ func (m Mat) row(i int) []float32 { return m.Mem.F32()[i*m.Stride:][:m.Cols] }
 func (h *Host) Each(n int, fn func(worker, i int)) { h.pool.each(n, fn) }
 
 // WorkBytes is the size in bytes of the workspace of operations, for heads of headDim elements: a widened panel and two tiles for
-// products, or the lanes of queries, outputs and scores for attention, whichever is larger.
+// products, or queries and outputs of some tiles and the scores of one for attention, whichever is larger.
 func WorkBytes(headDim int) int64 {
 	product := blockK*Width + 2*chunkRows*Width
-	attention := 2*headDim*Width + keyBlock*Width
+	attention := 2*tileGroup*headDim*Width + keyBlock*Width
 	return device.RoundAlign(int64(max(product, attention)) * 4)
 }
 
