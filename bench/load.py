@@ -407,7 +407,7 @@ def main():
     p.add_argument("--python", help="a Python with torch, safetensors and fastsafetensors; without it these are left out")
     p.add_argument("--scratch", default=tempfile.gettempdir(), help="folder for the synthetic model")
     p.add_argument("--threads", default="1,2")
-    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--only", choices=["cached", "cold"])
     p.add_argument("--markdown", help="file for the tables; standard output otherwise")
     p.add_argument("--serve", help=argparse.SUPPRESS)
