@@ -89,6 +89,8 @@ type Spec struct {
 	Vocabulary int    // number of tokens
 	Hidden     int    // elements of a hidden state
 	Layers     int
+	// ExpertParallel is the number of ranks that the experts are spread over; 0 is 1. Above 1 a call is not split.
+	ExpertParallel int
 }
 
 // Batch is one group of requests, packed: the requests share one selection and one grad mode. Row r of the packed batch is Requests[r].
@@ -105,7 +107,8 @@ type Pass struct {
 	Outputs []Output // per row of the batch
 }
 
-// Footprint is what a pass needs, in bytes, rounded as a device rounds.
+// Footprint is what a pass needs, in bytes, rounded as a device rounds: to pages, except that outputs are rounded to what an arena hands out, since those of several
+// passes lie side by side.
 type Footprint struct {
 	Outputs         int64 // tensors handed to the caller
 	Retained        int64 // activations kept for the backward
@@ -114,7 +117,7 @@ type Footprint struct {
 	Gradients       int64 // gradient accumulators
 }
 
-// Required is the peak of forward and backward, in bytes.
+// Required is the peak of forward and backward, in bytes. A device counts it in whole pages.
 func (f Footprint) Required() int64 {
 	return f.Outputs + f.Retained + max(f.Scratch, f.BackwardScratch+f.Gradients)
 }
