@@ -107,17 +107,18 @@ type Pass struct {
 	Outputs []Output // per row of the batch
 }
 
-// Footprint is what a pass needs, in bytes, rounded as a device rounds: to pages, except that outputs are rounded to what an arena hands out, since those of several
-// passes lie side by side.
+// Footprint is what a pass needs, in bytes, rounded as a device rounds.
 type Footprint struct {
 	Outputs         int64 // tensors handed to the caller
 	Retained        int64 // activations kept for the backward
 	Scratch         int64 // peak of the forward's intermediates
 	BackwardScratch int64 // peak of the backward's intermediates
 	Gradients       int64 // gradient accumulators
+	// OutputBytes is Outputs without what fills its last page, which the outputs of a later pass may take; 0 if it is not known.
+	OutputBytes int64
 }
 
-// Required is the peak of forward and backward, in bytes. A device counts it in whole pages.
+// Required is the peak of forward and backward, in bytes.
 func (f Footprint) Required() int64 {
 	return f.Outputs + f.Retained + max(f.Scratch, f.BackwardScratch+f.Gradients)
 }
