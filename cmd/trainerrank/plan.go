@@ -77,14 +77,14 @@ func (s *session) printRungs(out io.Writer) error {
 				continue
 			}
 		}
-		layout, verdict := string(r.Layout), "fits"
+		layout, verdict, least := string(r.Layout), "fits", ""
 		if layout == "" {
-			layout = "any"
+			layout, least = "any", "at least "
 		}
 		if over := r.TotalBytes - s.admit.UsableLimitBytes; over > 0 {
 			verdict = fmt.Sprintf("%d too many", over)
 		}
-		fmt.Fprintf(w, "%d\t%s\t%d bytes: %s\n", r.Count, layout, r.TotalBytes, verdict)
+		fmt.Fprintf(w, "%d\t%s\t%s%d bytes: %s\n", r.Count, layout, least, r.TotalBytes, verdict)
 	}
 	return w.Flush()
 }
