@@ -46,6 +46,10 @@ func (c *Counter) count(p Purpose, bytes int64) Mem {
 // pieces, each rounded to [Align]; for [Scratch] the highest top of the stack; each rounded to [PageSize].
 func (c *Counter) Sizes() Sizes { return c.high }
 
+// Kept is the sum of the pieces kept for purpose p, in bytes, each rounded to [Align]: what Sizes says before it is rounded to pages. The sums of passes
+// that share a slab add up.
+func (c *Counter) Kept(p Purpose) int64 { return c.off[p] }
+
 // Peak is the most that all purposes together used at one moment, in bytes, each rounded to pages: what a device will
 // observe as [Stats.PeakInUse] of the pass. It is at most Sizes().Total(), and less if the scratch stack is not at its
 // highest when most is kept.

@@ -131,6 +131,15 @@ func touch(b []byte) {
 	}
 }
 
+// Trim unmaps the end of m, but for what shares a page of the kernel with what stays.
+func (h hostMapper) Trim(m Mem, keep int64) Mem {
+	page := int64(os.Getpagesize())
+	if from := (keep + page - 1) &^ (page - 1); from < m.n {
+		h.Unmap(m.Slice(from, m.n-from))
+	}
+	return m.Slice(0, keep)
+}
+
 func (hostMapper) Unmap(m Mem) {
 	err := unix.MunmapPtr(m.ptr, uintptr(m.n))
 	if err == nil {

@@ -144,6 +144,9 @@ type Device interface {
 	// Reserve takes one slab per purpose with a size above 0, each rounded up to [PageSize], all or none. The pages are
 	// faulted in before it returns. Running out is an [*OutOfMemoryError].
 	Reserve(s Sizes) (*Reservation, error)
+	// ReserveTurns takes one slab for passes that run one after the other, of the size of the largest: turns[j] is what may be in use while pass j
+	// runs, [Outputs] with those of all passes before it, and its own [Scratch]. The pages are faulted in before it returns. Running out is an [*OutOfMemoryError].
+	ReserveTurns(turns []Sizes) (*Reservation, error)
 	// Stats are the counters of this moment.
 	Stats() Stats
 	// ResetPeak makes the present counters the peak counters.

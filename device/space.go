@@ -25,6 +25,13 @@ type Poisoner interface {
 	Poison(m Mem)
 }
 
+// Trimmer is a [Mapper] that can give back the end of what it mapped.
+type Trimmer interface {
+	// Trim gives all but the first keep bytes of m back at once, and returns what is left, which is then what Unmap is given. m is exactly as Map
+	// or Trim returned it; keep is a multiple of [PageSize] between 0 and the size of m, both excluded.
+	Trim(m Mem, keep int64) Mem
+}
+
 // Space is the part of a device that does not depend on the hardware: the capacity, the counters and the list of what
 // is live, over the memory of a [Mapper]. It implements [Device]; [Host] is a Space, and so is any other device.
 //
@@ -138,6 +145,45 @@ func (s *Space) Reserve(asked Sizes) (*Reservation, error) {
 		}
 	}
 	r.room = sizes
+	r.id = s.commit(&holding{held: sizes, reservation: true})
+	return r, nil
+}
+
+// ReserveTurns takes one slab for passes that run one after the other, and faults its pages in. turns[j] is what may be in use while pass j runs:
+// [Outputs] of it and of all passes before it, and [Scratch] of its own. The slab has the size of the largest turn, which is less than all outputs and the largest scratch
+// together where the passes with much scratch come early. The arena is cut for the first; [Reservation.NextTurn] goes on to the next. All sizes are rounded up to [PageSize].
+//
+// Running out is an [*OutOfMemoryError]; no turns, a negative size, another purpose, or outputs that become fewer are an error.
+func (s *Space) ReserveTurns(turns []Sizes) (*Reservation, error) {
+	r := &Reservation{space: s}
+	var largest, before int64
+	for j, t := range turns {
+		out, scratch := roundSaturated(t[Outputs]), roundSaturated(t[Scratch])
+		if t[Outputs] < 0 || t[Scratch] < 0 || addSaturated(t[Outputs], t[Scratch]) != t.Total() || out < before {
+			return nil, fmt.Errorf("reserve on %s: turn %d of %d is impossible: %v", s.name, j+1, len(turns), t)
+		}
+		before, largest = out, max(largest, addSaturated(out, scratch))
+		r.turns = append(r.turns, Sizes{Outputs: out, Scratch: scratch})
+	}
+	if len(turns) == 0 {
+		return nil, fmt.Errorf("reserve on %s: no turns", s.name)
+	}
+	sizes, err := s.claim("reserve", Sizes{Outputs: before, Scratch: largest - before})
+	if err != nil {
+		return nil, err
+	}
+	if largest == 0 {
+		r.id = s.commit(&holding{held: sizes, reservation: true})
+		return r, nil
+	}
+	if r.shared, err = s.mapper.Map(largest); err != nil {
+		return nil, s.unclaim("reserve", sizes, err)
+	}
+	if err = s.mapper.Populate(r.shared); err != nil {
+		s.mapper.Unmap(r.shared)
+		return nil, s.unclaim("reserve", sizes, err)
+	}
+	r.begin(0)
 	r.id = s.commit(&holding{held: sizes, reservation: true})
 	return r, nil
 }

@@ -89,6 +89,8 @@ type Spec struct {
 	Vocabulary int    // number of tokens
 	Hidden     int    // elements of a hidden state
 	Layers     int
+	// ExpertParallel is the number of ranks that the experts are spread over; 0 is 1. Above 1 a call is not split.
+	ExpertParallel int
 }
 
 // Batch is one group of requests, packed: the requests share one selection and one grad mode. Row r of the packed batch is Requests[r].
@@ -112,6 +114,8 @@ type Footprint struct {
 	Scratch         int64 // peak of the forward's intermediates
 	BackwardScratch int64 // peak of the backward's intermediates
 	Gradients       int64 // gradient accumulators
+	// OutputBytes is Outputs without what fills its last page, which the outputs of a later pass may take; 0 if it is not known.
+	OutputBytes int64
 }
 
 // Required is the peak of forward and backward, in bytes.
@@ -132,7 +136,8 @@ type Model interface {
 	Forward(ctx context.Context, b *Batch) (*Pass, error)
 }
 
-// Rehearser is a Model that can say exactly what a batch needs. The batch needs no arena.
+// Rehearser is a Model that can say exactly what a batch needs. The batch needs no arena. What it needs must follow from its spans and requests: Tokens, Positions
+// and SegmentOf of a batch that is only planned have their lengths, but not their values.
 type Rehearser interface {
 	Model
 	Rehearse(b *Batch) (Footprint, error)

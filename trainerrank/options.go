@@ -1,8 +1,11 @@
 package trainerrank
 
 import (
+	"slices"
+
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/forward/prefixtree"
 )
 
 // Option configures a TrainerRank.
@@ -14,6 +17,12 @@ func WithDevice(d device.Device) Option { return func(t *TrainerRank) { t.dev = 
 // WithUsableBytes bounds what a call may use, in bytes, below what is free on the device.
 func WithUsableBytes(n int64) Option { return func(t *TrainerRank) { t.limit = n } }
 
+// WithCostTables says by which cost the layouts of calls are chosen: that of the first table for the model and the device. They go before the
+// engine's own; where none is for them, it is [prefixtree.Version1]. No table changes a bit of an answer, nor what is refused.
+func WithCostTables(tables ...prefixtree.Table) Option {
+	return func(t *TrainerRank) { t.tables = append(slices.Clone(tables), t.tables...) }
+}
+
 // CallOption configures one call.
 type CallOption func(*call)
 
@@ -23,5 +32,5 @@ func WithGradMode(g forward.GradMode) CallOption { return func(c *call) { c.grad
 // WithCheckpoint sets the selection of inputs that inherit it.
 func WithCheckpoint(s forward.Selection) CallOption { return func(c *call) { c.checkpoint = s } }
 
-// WithProgress asks for fn to be called now and then while the model runs, with the steps done and their number.
+// WithProgress asks for fn to be called now and then while the model runs, with the steps done and their number; of a call that is split, with packed tokens.
 func WithProgress(fn func(done, total int)) CallOption { return func(c *call) { c.progress = fn } }

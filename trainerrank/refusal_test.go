@@ -52,23 +52,23 @@ func refused(t *testing.T, m *spy, dev device.Device, rank *trainerrank.TrainerR
 	if err != nil {
 		t.Fatal(err)
 	}
-	indices := [][]int{ascending(a.LargestPrefix)}
-	for len(indices[0]) < len(a.SubforwardRequestIndices[0]) {
-		indices[0] = append(indices[0], len(indices[0]))
-	}
 	want := &trainerrank.MemoryError{
 		PredictedPeakBytes: a.PredictedPeakBytes, UsableLimitBytes: a.UsableLimitBytes, Suggestion: e.Suggestion,
-		PackedTokens: a.PackedTokens, LogicalTokens: a.LogicalTokens, Requests: e.Requests,
-		Rungs: []trainerrank.Rung{{
-			Count: 1, Chunks: indices, Required: []int64{a.PredictedPeakBytes}, Retained: []int64{a.Shares[device.Outputs] + a.Shares[device.Retained]},
-			TotalBytes: a.PredictedPeakBytes,
-		}},
-		Shares: a.Shares, SmallestBudgetBytes: a.PredictedPeakBytes, LargestPrefix: a.LargestPrefix,
+		PackedTokens: a.PackedTokens, LogicalTokens: a.LogicalTokens, Requests: e.Requests, Reason: a.Reason, Rungs: a.Rungs,
+		Shares: a.Shares, SmallestBudgetBytes: a.SmallestBudgetBytes, LargestPrefix: a.LargestPrefix,
 		Telemetry: trainerrank.Telemetry{
-			SubforwardCount: 1, SubforwardRequestIndices: indices, SelectedMaxDepth: a.Layout[0].Depth, PackedTokens: a.PackedTokens,
+			SubforwardCount: 1, SubforwardRequestIndices: a.SubforwardRequestIndices, SelectedMaxDepth: a.Layout[0].Depth, PackedTokens: a.PackedTokens,
 			LogicalTokens: a.LogicalTokens, PredictedPeakBytes: a.PredictedPeakBytes, UsableLimitBytes: a.UsableLimitBytes,
-			Basis: trainerrank.Exact, Retention: "stored",
+			Basis: trainerrank.Exact, Retention: trainerrank.Stored,
 		},
+	}
+	if r := a.Rungs[0]; a.Verdict != trainerrank.Refused || r.Count != 1 || r.TotalBytes != a.PredictedPeakBytes || r.Required[0] != r.TotalBytes || r.Retained[0] != a.Shares[device.Outputs] {
+		t.Errorf("the plan: %+v", a)
+	}
+	for _, r := range a.Rungs {
+		if r.Fits || r.TotalBytes <= a.UsableLimitBytes {
+			t.Errorf("a rung of a refused call fits: %+v", r)
+		}
 	}
 	if d := cmp.Diff(want, e, cmpopts.IgnoreFields(trainerrank.Telemetry{}, "PlanningTime")); d != "" {
 		t.Errorf("the plan (-) and the refusal (+):\n%s", d)
@@ -82,8 +82,8 @@ func refused(t *testing.T, m *spy, dev device.Device, rank *trainerrank.TrainerR
 	return e
 }
 
-// With a byte less than predicted a call is refused before anything runs; with the bytes predicted it runs. The limit may be set, or be
-// what others leave free on the device.
+// With a byte less than the smallest budget a call is refused before anything runs; with the smallest it runs, and with what the whole call needs it
+// runs whole. The limit may be set, or be what others leave free on the device.
 func TestOneByteLessIsRefused(t *testing.T) {
 	folder := golden.FS(t, "qwen2-tiny")
 	m := golden.Load(t, folder, golden.Options{Threads: 2})
@@ -94,52 +94,70 @@ func TestOneByteLessIsRefused(t *testing.T) {
 		r := golden.Rand(seed)
 		sets = append(sets, golden.Draw(r, m.Spec().Vocabulary, 1+r.IntN(9), 1+r.IntN(200)))
 	}
+	splits := 0
 	for i, inputs := range sets {
 		in := nested(golden.Rand(uint64(i)), inputs)
 		a, err := wrap(t, s).Plan(t.Context(), in)
 		if err != nil {
 			t.Fatal(err)
 		}
-		need := a.PredictedPeakBytes
+		need, least := a.PredictedPeakBytes, a.SmallestBudgetBytes
 		if need == 0 {
 			continue // nothing is wanted
 		}
-		runs := func(rank *trainerrank.TrainerRank) {
+		if a.Verdict != trainerrank.Whole || least > need {
+			t.Errorf("set %d: %+v", i, a)
+		}
+		runs := func(rank *trainerrank.TrainerRank, limit int64) {
 			t.Helper()
 			before := s.forwards.Load()
-			if _, tel := score(t, rank, in); tel.ObservedPeakBytes != need || tel.UsableLimitBytes < need || s.forwards.Load() != before+1 {
+			_, tel := score(t, rank, in)
+			if tel.PredictedPeakBytes > limit || tel.ObservedPeakBytes != tel.PredictedPeakBytes || int(s.forwards.Load()-before) != tel.SubforwardCount {
 				t.Errorf("set %d: %+v", i, tel)
 			}
+			if (tel.SubforwardCount == 1) != (limit >= need) {
+				t.Errorf("set %d: %d subforwards in %d bytes, the whole call needs %d", i, tel.SubforwardCount, limit, need)
+			}
+			splits += tel.SubforwardCount - 1
 		}
-		e := refused(t, s, m.Host, wrap(t, s, trainerrank.WithUsableBytes(need-1)), in)
-		if e.SmallestBudgetBytes != need || e.UsableLimitBytes != need-1 {
+		e := refused(t, s, m.Host, wrap(t, s, trainerrank.WithUsableBytes(least-1)), in)
+		if e.SmallestBudgetBytes != least || e.UsableLimitBytes != least-1 {
 			t.Errorf("set %d: %+v", i, e)
 		}
-		runs(wrap(t, s, trainerrank.WithUsableBytes(need)))
+		for _, limit := range []int64{least, need - 1, need} {
+			if limit >= least {
+				runs(wrap(t, s, trainerrank.WithUsableBytes(limit)), limit)
+			}
+		}
 
-		ballast, err := m.Host.Allocate(device.Ballast, m.Host.Free()-need+1)
+		ballast, err := m.Host.Allocate(device.Ballast, m.Host.Free()-least+1)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e := refused(t, s, m.Host, wrap(t, s), in); e.UsableLimitBytes != m.Host.Free() || e.SmallestBudgetBytes != need {
+		if e := refused(t, s, m.Host, wrap(t, s), in); e.UsableLimitBytes != m.Host.Free() || e.SmallestBudgetBytes != least {
 			t.Errorf("set %d: %+v", i, e)
 		}
 		ballast.Free()
-		if ballast, err = m.Host.Allocate(device.Ballast, m.Host.Free()-need); err != nil {
-			t.Fatal(err)
+		for _, limit := range []int64{least, need} {
+			if ballast, err = m.Host.Allocate(device.Ballast, m.Host.Free()-limit); err != nil {
+				t.Fatal(err)
+			}
+			if free := m.Host.Free(); free != limit {
+				t.Fatalf("%d bytes free, want %d", free, limit)
+			}
+			runs(wrap(t, s), limit)
+			ballast.Free()
 		}
-		if free := m.Host.Free(); free != need {
-			t.Fatalf("%d bytes free, want %d", free, need)
-		}
-		runs(wrap(t, s))
-		ballast.Free()
 		if t.Failed() {
 			t.Fatalf("set %d", i)
 		}
 	}
+	if splits == 0 {
+		t.Error("nothing was split")
+	}
 }
 
-// The largest prefix fits, and with one input more it does not.
+// The largest prefix fits, whole or split, and with one input more it does not.
 func TestLargestPrefix(t *testing.T) {
 	m := golden.Load(t, golden.FS(t, "qwen2-tiny"), golden.Options{})
 	s := &spy{Model: m.Model}
@@ -156,15 +174,16 @@ func TestLargestPrefix(t *testing.T) {
 		if a.PredictedPeakBytes == 0 {
 			continue
 		}
-		for _, usable := range []int64{0, a.PredictedPeakBytes / 4, r.Int64N(a.PredictedPeakBytes), a.PredictedPeakBytes - 1} {
+		least := a.SmallestBudgetBytes
+		for _, usable := range []int64{0, least / 4, r.Int64N(least), least - 1} {
 			rank := wrap(t, s, trainerrank.WithUsableBytes(usable))
 			e := refused(t, s, m.Host, rank, nested(r, inputs))
-			for n, want := range map[int]trainerrank.Verdict{e.LargestPrefix: trainerrank.Whole, e.LargestPrefix + 1: trainerrank.Refused} {
+			for n, want := range map[int]bool{e.LargestPrefix: false, e.LargestPrefix + 1: true} {
 				p, err := rank.Plan(t.Context(), forward.Many(inputs[:n]...))
 				if err != nil {
 					t.Fatal(err)
 				}
-				if p.Verdict != want {
+				if (p.Verdict == trainerrank.Refused) != want {
 					t.Errorf("seed %d, %d usable bytes, largest prefix %d: the first %d inputs are %s", seed, usable, e.LargestPrefix, n, p.Verdict)
 				}
 			}
@@ -222,49 +241,81 @@ func TestPricesAreMonotone(t *testing.T) {
 // faint is a device that says it has more than it will give.
 type faint struct {
 	device.Device
-	err error // of a reservation; nil: what the device says
+	err func() error // of a reservation; nil: what the device says
 }
 
 func (f *faint) Free() int64 { return 1 << 40 }
 
 func (f *faint) Reserve(s device.Sizes) (*device.Reservation, error) {
 	if f.err != nil {
-		return nil, f.err
+		return nil, f.err()
 	}
 	return f.Device.Reserve(s)
 }
 
-// Memory that is gone between the admission and the reservation makes a refusal, by what is free then.
-func TestBytesThatAreGoneMakeARefusal(t *testing.T) {
+func (f *faint) ReserveTurns(turns []device.Sizes) (*device.Reservation, error) {
+	if f.err != nil {
+		return nil, f.err()
+	}
+	return f.Device.ReserveTurns(turns)
+}
+
+// Memory that is gone between the admission and the reservation makes another plan for what is there, or a refusal if that is too little, or if the system refuses.
+func TestBytesThatAreGone(t *testing.T) {
 	folder := golden.FS(t, "qwen2-tiny")
 	m := golden.Load(t, folder, golden.Options{})
-	inputs := golden.Inputs(golden.Requests(t, folder))
+	in := forward.Many(golden.Inputs(golden.Requests(t, folder))...)
+	want, _ := score(t, wrap(t, m.Model), in)
 	before := stateOf(m.Host)
+	plan, err := wrap(t, m.Model).Plan(t.Context(), in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	need, least := plan.PredictedPeakBytes, plan.SmallestBudgetBytes
+	if least >= need {
+		t.Fatalf("the call needs %d bytes, split %d", need, least)
+	}
+	gone := int64(1 << 39)
 	for _, c := range []struct {
-		name   string
-		dev    *faint
-		leave  func(need int64) int64
-		fits   bool // what is free is enough, by the counters
-		prefix int
+		name  string
+		err   func() error
+		leave int64
+		runs  bool
+		cause bool // the device's error is named
 	}{
-		{"taken by another", &faint{Device: m.Host}, func(need int64) int64 { return need - 1 }, false, -1},
-		{"all taken by another", &faint{Device: m.Host}, func(int64) int64 { return 0 }, false, 0},
-		{"refused by the system", &faint{Device: m.Host, err: &device.OutOfMemoryError{Op: "reserve", FreeBytes: 1 << 40, Err: errors.New("no pages")}},
-			func(need int64) int64 { return need }, true, len(inputs)},
+		{"enough for a split", nil, need - 1, true, false},
+		{"enough for the smallest split", nil, least, true, false},
+		{"too little", nil, least - 1, false, false},
+		{"nothing", nil, 0, false, false},
+		{"refused by the system", func() error {
+			return &device.OutOfMemoryError{Op: "reserve", FreeBytes: 1 << 40, Err: errors.New("no pages")}
+		}, need, false, true},
+		{"less every time", func() error {
+			gone /= 2
+			return &device.OutOfMemoryError{Op: "reserve", FreeBytes: gone}
+		}, need, false, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := &spy{Model: m.Model}
-			rank := wrap(t, s, trainerrank.WithDevice(c.dev))
-			a, err := rank.Plan(t.Context(), forward.Many(inputs...))
-			if err != nil {
-				t.Fatal(err)
-			}
-			ballast, err := m.Host.Allocate(device.Ballast, m.Host.Free()-c.leave(a.PredictedPeakBytes)&^4095)
+			rank := wrap(t, s, trainerrank.WithDevice(&faint{Device: m.Host, err: c.err}))
+			ballast, err := m.Host.Allocate(device.Ballast, m.Host.Free()-c.leave&^4095)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer ballast.Free()
-			_, err = rank.DPRankForward(t.Context(), forward.Many(inputs...))
+			if c.runs {
+				got, tel := score(t, rank, in)
+				for i := range want {
+					if d := golden.Diff(want[i], got[i]); d != "" {
+						t.Error(d)
+					}
+				}
+				if tel.SubforwardCount < 2 || tel.PredictedPeakBytes > c.leave || tel.ObservedPeakBytes != tel.PredictedPeakBytes {
+					t.Errorf("%+v", tel)
+				}
+				return
+			}
+			_, err = rank.DPRankForward(t.Context(), in)
 			var e *trainerrank.MemoryError
 			if !errors.As(err, &e) {
 				t.Fatalf("%v", err)
@@ -272,17 +323,11 @@ func TestBytesThatAreGoneMakeARefusal(t *testing.T) {
 			if s.forwards.Load() != 0 {
 				t.Error("it ran")
 			}
-			if (e.PredictedPeakBytes <= e.UsableLimitBytes) != c.fits || (e.Err != nil) != c.fits || e.Rungs[0].Fits != c.fits {
+			var oom *device.OutOfMemoryError
+			if (e.PredictedPeakBytes <= e.UsableLimitBytes) != c.cause || (e.Err != nil) != c.cause || errors.As(err, &oom) != c.cause || (e.Reason == "") != c.cause {
 				t.Errorf("%+v", e)
 			}
-			var oom *device.OutOfMemoryError
-			if errors.As(err, &oom) != c.fits {
-				t.Errorf("the device's error: %v", err)
-			}
-			if c.prefix >= 0 && e.LargestPrefix != c.prefix || c.prefix < 0 && (e.LargestPrefix < 1 || e.LargestPrefix >= len(inputs)) {
-				t.Errorf("largest prefix %d of %d", e.LargestPrefix, len(inputs))
-			}
-			if !strings.Contains(strings.ToLower(err.Error()), "unable to find a feasible split") || !strings.Contains(e.Suggestion, "smaller") {
+			if text := strings.ToLower(err.Error()); !strings.Contains(text, "unable to find a feasible split") || !strings.Contains(e.Suggestion, "smaller") {
 				t.Errorf("%v\n%s", err, e.Suggestion)
 			}
 			if last, err := rank.LastForwardTelemetry(); err != nil || cmp.Diff(last, e.Telemetry) != "" || last.UsableLimitBytes != e.UsableLimitBytes {

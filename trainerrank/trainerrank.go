@@ -1,11 +1,11 @@
 // Package trainerrank runs the forwards of one trainer rank inside a byte budget.
 //
 // A [TrainerRank] wraps a model call. [TrainerRank.DPRankForward] takes requests, nested as the caller likes, packs those that share
-// prefixes so that shared tokens are computed once, says exactly how many bytes the call needs, reserves them or
-// refuses before anything runs ([*MemoryError]), runs, and gives the answers back in the caller's order and nesting. An answer
-// has the same bits whatever else was in the call.
+// prefixes so that shared tokens are computed once, says exactly how many bytes the call needs, splits it into the fewest subforwards that fit if it does not fit
+// whole, reserves its bytes or refuses before anything runs ([*MemoryError]), runs, and gives the answers back in the caller's
+// order and nesting. An answer has the same bits whatever else was in the call, and however it was split.
 //
-// Not built yet: calls that are split, gradients, and checkpoints beside the base model. Asking for one is a typed error.
+// Not built yet: gradients, and checkpoints beside the base model. Asking for one is a typed error.
 package trainerrank
 
 import (
@@ -19,6 +19,7 @@ import (
 
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/forward/prefixtree"
 )
 
 // TrainerRank runs calls of one model on one device. Its methods may be called from several goroutines; calls run one at a time.
@@ -28,6 +29,8 @@ type TrainerRank struct {
 	dev   device.Device
 	limit int64         // bytes that a call may use at most
 	turn  chan struct{} // holds one token: the right to run a call
+	// tables are those of costs, in the order in which they are asked whether they are for the model and the device.
+	tables []prefixtree.Table
 
 	mu   sync.Mutex
 	last *Telemetry
@@ -36,7 +39,7 @@ type TrainerRank struct {
 // New wraps a model. The device is that of the model's weights unless [WithDevice] names one. A model that cannot rehearse its
 // calls is refused: pricing by observation is not built yet.
 func New(m forward.Model, opts ...Option) (*TrainerRank, error) {
-	t := &TrainerRank{model: m, limit: math.MaxInt64, turn: make(chan struct{}, 1)}
+	t := &TrainerRank{model: m, limit: math.MaxInt64, turn: make(chan struct{}, 1), tables: []prefixtree.Table{hostTable}}
 	for _, o := range opts {
 		o(t)
 	}
@@ -66,7 +69,7 @@ type Telemetry struct {
 	ObservedPeakBytes        int64 // most bytes of the call in use at one moment; 0 if it did not run
 	RetainedBytes            int64 // in use after the call, until the result is released
 	Basis                    Basis
-	Retention                string
+	Retention                Retention
 }
 
 // LastForwardTelemetry is the telemetry of the last call that was planned, refused ones included. Before the first it is an error.
@@ -86,13 +89,9 @@ func (t *TrainerRank) record(tel Telemetry) {
 }
 
 func telemetry(a *Admission) Telemetry {
-	depth := 0
-	for _, l := range a.Layout {
-		depth = max(depth, l.Depth)
-	}
 	return Telemetry{
-		PlanningTime: a.PlanningTime, SubforwardCount: len(a.SubforwardRequestIndices), SubforwardRequestIndices: a.SubforwardRequestIndices,
-		SelectedMaxDepth: depth, PackedTokens: a.PackedTokens, LogicalTokens: a.LogicalTokens, PredictedPeakBytes: a.PredictedPeakBytes,
+		PlanningTime: a.PlanningTime, SubforwardCount: a.SubforwardCount(), SubforwardRequestIndices: a.SubforwardRequestIndices,
+		SelectedMaxDepth: a.SelectedMaxDepth(), PackedTokens: a.PackedTokens, LogicalTokens: a.LogicalTokens, PredictedPeakBytes: a.PredictedPeakBytes,
 		UsableLimitBytes: a.UsableLimitBytes, Basis: a.Basis, Retention: a.Retention,
 	}
 }
@@ -140,10 +139,7 @@ func (t *TrainerRank) lock(ctx context.Context) error {
 	}
 }
 
-// usable is the number of bytes that a call may use now.
-func (t *TrainerRank) usable() int64 { return max(0, min(t.limit, t.dev.Free())) }
-
-// Plan says whether a call would fit now, and how it would run. It runs nothing and reserves nothing.
+// Plan says whether a call would fit now, how it would run, and what the least is that it would run in. It runs nothing and reserves nothing.
 func (t *TrainerRank) Plan(ctx context.Context, in forward.Inputs, opts ...CallOption) (*Admission, error) {
 	c, err := t.newCall(in, opts)
 	if err != nil {
@@ -153,12 +149,18 @@ func (t *TrainerRank) Plan(ctx context.Context, in forward.Inputs, opts ...CallO
 		return nil, err
 	}
 	defer func() { <-t.turn }()
-	a, _, err := t.admit(ctx, c, t.usable())
-	return a, err
+	h, err := readHooks()
+	if err != nil {
+		return nil, err
+	}
+	return t.admit(ctx, c, t.usable(t.dev.Free(), h), h, true)
 }
 
-// DPRankForward runs one call on this rank. The outputs have the nesting of the inputs. What does not fit is refused with a
-// [*MemoryError], and what breaks a rule with an [*InputError], before anything runs; after any error the device holds what it held before.
+// DPRankForward runs one call on this rank: whole if it fits, else in the fewest subforwards that do. The outputs have the nesting of the inputs. What fits in no way is
+// refused with a [*MemoryError], and what breaks a rule with an [*InputError], before anything runs. A split that fails under way
+// is a [*PartialExecutionError]. After any error the device holds what it held before.
+//
+// The context is looked at between subforwards and, by the model, between layers.
 func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts ...CallOption) (*Result, error) {
 	c, err := t.newCall(in, opts)
 	if err != nil {
@@ -171,73 +173,23 @@ func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts
 	if len(c.inputs) == 0 { // disturbs nothing, the telemetry included
 		return &Result{held: &holding{}, Outputs: in.Shape(nil)}, nil
 	}
-	a, p, err := t.admit(ctx, c, t.usable())
+	a, slabs, err := t.reserve(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	tel := telemetry(a)
-	t.record(tel)
-	if a.Verdict == Refused {
-		e := c.refusal(a)
-		e.Telemetry = tel
-		return nil, e
-	}
 	flat := make([]*forward.Output, len(c.inputs))
 	for i := range flat {
 		flat[i] = &forward.Output{NoGrad: true}
 	}
-	res := &Result{held: &holding{}}
-	if p != nil {
-		if err := t.run(ctx, c, a, p, flat, res.held, &tel); err != nil {
-			return nil, err
-		}
+	if slabs != nil {
+		err = t.run(ctx, c, a, slabs, flat, &tel)
 	}
 	t.record(tel)
-	res.Telemetry, res.Outputs = tel, in.Shape(flat)
+	if err != nil {
+		return nil, err
+	}
+	res := &Result{held: &holding{res: slabs}, Telemetry: tel, Outputs: in.Shape(flat)}
 	res.cleanup = runtime.AddCleanup(res, (*holding).release, res.held)
 	return res, nil
-}
-
-// run reserves the bytes of a plan and runs it. The outputs stay in held.
-func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, p *plan, flat []*forward.Output, held *holding, tel *Telemetry) (err error) {
-	res, err := t.dev.Reserve(a.Shares)
-	if err != nil {
-		return t.overtaken(ctx, c, err)
-	}
-	defer func() {
-		// A slab that is too small is a fault of the rehearsal: an error of this call, not the end of the process.
-		var over *device.OverrunError
-		if r := recover(); r != nil {
-			e, ok := r.(error)
-			if !ok || !errors.As(e, &over) {
-				res.Release()
-				panic(r)
-			}
-			err = fmt.Errorf("forward: the call outgrew its reservation: %w", over)
-		}
-		if err != nil {
-			res.Release()
-		}
-	}()
-	p.batch.Arena, p.batch.Progress = res, c.progress
-	pass, err := t.model.Forward(ctx, p.batch)
-	if err != nil {
-		return fmt.Errorf("forward: %w", err)
-	}
-	if pass == nil {
-		return errors.New("forward: the model gave no pass")
-	}
-	if len(pass.Outputs) != len(p.requests) {
-		return fmt.Errorf("forward: the model gave %d outputs for %d requests", len(pass.Outputs), len(p.requests))
-	}
-	tel.ObservedPeakBytes = res.Peak()
-	kept := res.Used() // the most, which for what is not released yet is what is left
-	kept[device.Scratch] = 0
-	tel.RetainedBytes = kept.Total()
-	res.ReleaseScratch()
-	for i, r := range p.requests {
-		flat[r] = &pass.Outputs[i]
-	}
-	held.res = res
-	return nil
 }

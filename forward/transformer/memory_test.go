@@ -73,3 +73,37 @@ func TestRandomCallsUseWhatWasRehearsed(t *testing.T) {
 		}
 	}
 }
+
+// No layout takes less than full sharing does, nor other outputs: a lower bound of any layout is what full sharing takes. And a request more never takes less.
+func TestNoLayoutTakesLessThanFullSharing(t *testing.T) {
+	seeds := uint64(100)
+	if testing.Short() {
+		seeds = 20
+	}
+	folder := golden.FS(t, "qwen2-tiny")
+	for threads := 1; threads <= 3; threads++ {
+		m := golden.Load(t, folder, golden.Options{Threads: threads, Unloaded: true})
+		for seed := range seeds {
+			r := golden.Rand(seed)
+			inputs := active(golden.Draw(r, m.Spec().Vocabulary, 1+r.IntN(7), 1+r.IntN(400)))
+			var last forward.Footprint
+			for n := range inputs {
+				least, err := m.Rehearse(pack(t, inputs[:n+1], fullSharing))
+				if err != nil {
+					t.Fatal(err)
+				}
+				other, err := m.Rehearse(pack(t, inputs[:n+1], someSharing(r)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if other.Scratch < least.Scratch || other.Outputs != least.Outputs || other.OutputBytes != least.OutputBytes {
+					t.Errorf("seed %d: full sharing takes %v, another layout %v", seed, least, other)
+				}
+				if least.Scratch < last.Scratch || least.OutputBytes <= last.OutputBytes {
+					t.Errorf("seed %d: %d inputs take %v, one less %v", seed, n+1, least, last)
+				}
+				last = least
+			}
+		}
+	}
+}

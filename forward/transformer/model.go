@@ -235,7 +235,10 @@ func (m *Model) Rehearse(b *forward.Batch) (forward.Footprint, error) {
 		return forward.Footprint{}, err
 	}
 	s := c.Sizes()
-	return forward.Footprint{Outputs: s[device.Outputs], Retained: s[device.Retained], Scratch: s[device.Scratch], Gradients: s[device.Gradients]}, nil
+	return forward.Footprint{
+		Outputs: s[device.Outputs], Retained: s[device.Retained], Scratch: s[device.Scratch], Gradients: s[device.Gradients],
+		OutputBytes: c.Kept(device.Outputs),
+	}, nil
 }
 
 // Forward runs b inside b.Arena.

@@ -1,0 +1,334 @@
+package trainerrank
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/forward/prefixtree"
+	"github.com/trainerrank/engine/ladder"
+	"github.com/trainerrank/engine/profile"
+)
+
+// The nouns of an admission are those of packages ladder and profile.
+type (
+	Basis     = profile.Basis
+	Verdict   = ladder.Verdict
+	Reason    = ladder.Reason
+	Rung      = ladder.Rung
+	Retention = ladder.Retention
+)
+
+// Bases, verdicts and the one retention that a call without gradients has.
+const (
+	Exact   = profile.Exact
+	Whole   = ladder.Whole
+	Split   = ladder.Split
+	Refused = ladder.Refused
+	Stored  = ladder.Stored
+)
+
+// Admission is the answer to whether a call fits, and how it would run. It holds no token.
+//
+// A device counts pages, and what several subforwards keep lies side by side. So PredictedPeakBytes, SmallestBudgetBytes and the TotalBytes of a rung are whole
+// pages; Required and Retained of a rung are what each chunk would take alone, in whole pages too, and their running peak may be some pages above TotalBytes.
+type Admission struct {
+	ladder.Admission
+	Shares       device.Sizes  `json:"-"` // PredictedPeakBytes by purpose, at the moment of the peak
+	PlanningTime time.Duration `json:"-"`
+}
+
+// hostTable stands for a table that was fitted on the host. There a layer's time is that of packed rows and attended pairs: rows run through it in blocks
+// that take no notice of where spans begin. With nothing else to pay for, sharing everything is optimal, whatever the two numbers are.
+var hostTable = prefixtree.Table{
+	Name: "host-rows", Domain: prefixtree.Domain{Device: "host"}, Coefficients: prefixtree.Coefficients{Token: 1000, Pair: 1},
+}
+
+// planner lays out and prices the subforwards of one call for the ladder.
+type planner struct {
+	*TrainerRank
+	ctx    context.Context
+	call   *call
+	trees  []*prefixtree.Tree // per group, of all its requests
+	cost   prefixtree.Cost
+	anchor string                   // a layout that is forced; "" for the cheapest
+	shared map[string]profile.Price // of full sharing, by requests
+	blank  []int32                  // zeros, in place of packed tokens
+}
+
+// work is a subforward that was laid out.
+type work struct {
+	passes []*pass // one per group
+	priced bool
+	price  profile.Price
+}
+
+// pass is the part of a subforward that is one batch.
+type pass struct {
+	requests  []int // indices of the caller's inputs
+	rows      [][]int32
+	layout    *prefixtree.Layout
+	footprint forward.Footprint
+}
+
+// batch is the pass without its packed tokens.
+func (p *pass) batch(c *call) *forward.Batch {
+	b := &forward.Batch{}
+	for _, r := range p.requests {
+		b.Requests = append(b.Requests, c.inputs[r])
+	}
+	return b
+}
+
+// admit plans a call and says whether it fits in usable bytes, and if explain, also what the least is that would do.
+func (t *TrainerRank) admit(ctx context.Context, c *call, usable int64, h hooks, explain bool) (*Admission, error) {
+	start := time.Now()
+	spec := t.model.Spec()
+	p := &planner{
+		TrainerRank: t, ctx: ctx, call: c, anchor: h.anchor, shared: map[string]profile.Price{},
+		cost: prefixtree.CostFor(t.tables, prefixtree.Facts{Device: t.dev.Name(), Hidden: spec.Hidden, Layers: spec.Layers}),
+	}
+	lc, err := p.describe(spec)
+	if err != nil {
+		return nil, err
+	}
+	// A total fits if its pages do, which is to say, if it is within the whole pages that may be used.
+	found, err := ladder.Search(lc, p, p, usable&^(device.PageSize-1), ladder.Options{Explain: explain})
+	if err != nil {
+		return nil, err
+	}
+	a := &Admission{Admission: *found}
+	a.UsableLimitBytes = usable
+	a.PredictedPeakBytes, a.SmallestBudgetBytes = pages(a.PredictedPeakBytes), pages(a.SmallestBudgetBytes)
+	for i := range a.Rungs {
+		r := &a.Rungs[i]
+		r.TotalBytes = pages(r.TotalBytes)
+		if r.LowerBytes > 0 {
+			r.LowerBytes = pages(r.LowerBytes)
+		}
+		for j := range r.Required {
+			r.Required[j], r.Retained[j] = pages(r.Required[j]), pages(r.Retained[j])
+		}
+	}
+	if len(c.inputs) == 0 {
+		a.SubforwardRequestIndices = [][]int{}
+	}
+	for _, turn := range turns(a) {
+		if turn.Total() > a.Shares.Total() {
+			a.Shares = turn
+		}
+	}
+	a.PlanningTime = time.Since(start)
+	return a, nil
+}
+
+// pages rounds bytes up to whole pages, the largest number of bytes down.
+func pages(bytes int64) int64 {
+	if bytes > math.MaxInt64-device.PageSize {
+		return math.MaxInt64 &^ (device.PageSize - 1)
+	}
+	return device.RoundPages(bytes)
+}
+
+// turns is what is in use at most while each subforward of a plan runs: the outputs so far, and its own scratch.
+func turns(a *Admission) []device.Sizes {
+	var list []device.Sizes
+	outputs := int64(0)
+	for _, c := range a.Chunks {
+		if c.Plan == nil {
+			continue
+		}
+		outputs += c.Price.Outputs
+		list = append(list, device.Sizes{device.Outputs: device.RoundPages(outputs), device.Scratch: c.Price.Ephemeral()})
+	}
+	return list
+}
+
+// describe is the call as the ladder sees it.
+func (p *planner) describe(spec forward.Spec) (*ladder.Call, error) {
+	lc := &ladder.Call{ExpertParallel: spec.ExpertParallel}
+	for i, in := range p.call.inputs {
+		r := ladder.Request{Group: p.call.groups[i], Tokens: len(in.Tokens)}
+		if r.Group >= 0 {
+			outputs, err := profile.EngineWidths.Outputs(in, spec)
+			if err != nil {
+				return nil, err
+			}
+			r.Outputs = device.RoundAlign(min(outputs, math.MaxInt64/2))
+		}
+		lc.Requests = append(lc.Requests, r)
+	}
+	for _, members := range p.call.members {
+		tree, err := prefixtree.Build(p.rows(members))
+		if err != nil {
+			return nil, err
+		}
+		p.trees = append(p.trees, tree)
+	}
+	visit, err := ladder.NewVisit(p.call.groups, p.trees)
+	if err != nil {
+		return nil, err
+	}
+	lc.Order = visit.Order
+	return lc, nil
+}
+
+func (p *planner) rows(requests []int) [][]int32 {
+	rows := make([][]int32, len(requests))
+	for i, r := range requests {
+		rows[i] = p.call.inputs[r].Tokens
+	}
+	return rows
+}
+
+// Plan lays out requests as one subforward. It is for package ladder.
+func (p *planner) Plan(requests []int, l ladder.Layout) (*ladder.Plan, error) {
+	if err := p.ctx.Err(); err != nil {
+		return nil, fmt.Errorf("forward: %w", err)
+	}
+	w := &work{}
+	plan := &ladder.Plan{Work: w}
+	for _, of := range p.byGroup(requests) {
+		g := p.call.groups[of[0]]
+		pass := &pass{requests: of, rows: p.rows(of)}
+		tree := p.trees[g]
+		if !slices.Equal(of, p.call.members[g]) {
+			var err error
+			if tree, err = prefixtree.Build(pass.rows); err != nil {
+				return nil, err
+			}
+		}
+		if l == ladder.FullSharing {
+			pass.layout = tree.FullSharing()
+		} else {
+			choice, err := prefixtree.Select(tree, &p.cost, prefixtree.Options{Anchor: p.anchor})
+			if err != nil {
+				return nil, err
+			}
+			if pass.layout, err = tree.Layout(choice.Decisions); err != nil {
+				return nil, err
+			}
+		}
+		plan.Packed += pass.layout.Packed
+		plan.Layouts = append(plan.Layouts, pass.layout)
+		w.passes = append(w.passes, pass)
+	}
+	return plan, nil
+}
+
+// byGroup divides requests by their groups, in the order in which groups first come.
+func (p *planner) byGroup(requests []int) [][]int {
+	var lists [][]int
+	place := map[int]int{}
+	for _, r := range requests {
+		g := p.call.groups[r]
+		i, known := place[g]
+		if !known {
+			i = len(lists)
+			place[g], lists = i, append(lists, nil)
+		}
+		lists[i] = append(lists[i], r)
+	}
+	return lists
+}
+
+// Price is the price of a plan, by rehearsal. It is for package ladder.
+func (p *planner) Price(plan *ladder.Plan, _ ladder.Retention) (profile.Price, error) {
+	w := plan.Work.(*work)
+	if w.priced {
+		return w.price, nil
+	}
+	var prints []forward.Footprint
+	for _, pass := range w.passes {
+		if err := p.rehearse(pass); err != nil {
+			return profile.Price{}, err
+		}
+		prints = append(prints, pass.footprint)
+	}
+	w.priced, w.price = true, profile.OfFootprints(prints...)
+	return w.price, nil
+}
+
+// rehearse says what a pass needs. It is not packed for that: most passes are priced and not run.
+func (p *planner) rehearse(pass *pass) error {
+	l := pass.layout
+	if l.Packed > math.MaxInt32 {
+		return fmt.Errorf("forward: %d packed tokens, at most %d are possible in one batch", l.Packed, math.MaxInt32)
+	}
+	if len(p.blank) < l.Packed {
+		p.blank = make([]int32, max(l.Packed, 2*len(p.blank)))
+	}
+	blank := p.blank[:l.Packed:l.Packed]
+	b := pass.batch(p.call)
+	b.Batch = &prefixtree.Batch{Tokens: blank, Positions: blank, SegmentOf: blank, Spans: l.Spans, Terminals: l.Terminals, Rows: len(pass.rows)}
+	f, err := p.exact.Rehearse(b)
+	if err != nil {
+		return err
+	}
+	if f.Retained != 0 || f.BackwardScratch != 0 || f.Gradients != 0 {
+		return fmt.Errorf("forward: the model says that a pass without gradients keeps a graph: %v", f)
+	}
+	// Outputs of subforwards lie side by side, so that they add up to the same however a call is cut. (What somebody else's model rehearses may be
+	// rounded otherwise, or not at all.)
+	f.Outputs, f.Scratch = device.RoundAlign(f.Outputs), device.RoundPages(f.Scratch)
+	if n := device.RoundAlign(f.OutputBytes); n > 0 && device.RoundPages(n) == device.RoundPages(f.Outputs) {
+		f.Outputs = n
+	}
+	pass.footprint = f
+	return nil
+}
+
+// Minimal is the price of the requests in the layout with fewest tokens. It is for package ladder.
+func (p *planner) Minimal(requests []int, r ladder.Retention) (profile.Price, error) {
+	key := make([]byte, 0, 4*len(requests))
+	for _, q := range requests {
+		key = binary.LittleEndian.AppendUint32(key, uint32(q))
+	}
+	if price, known := p.shared[string(key)]; known {
+		return price, nil
+	}
+	plan, err := p.Plan(requests, ladder.FullSharing)
+	if err != nil {
+		return profile.Price{}, err
+	}
+	price, err := p.Price(plan, r)
+	if err == nil {
+		p.shared[string(key)] = price
+	}
+	return price, err
+}
+
+// Bound is the least price of any layout: that of full sharing, since outputs are the same in all of them, and scratch never falls with packed
+// tokens. It is for package ladder.
+func (p *planner) Bound(requests []int, r ladder.Retention) (profile.Price, error) {
+	return p.Minimal(requests, r)
+}
+
+// refusal is the error for a call that was not admitted.
+func (c *call) refusal(a *Admission) *MemoryError {
+	fits := "not even the first input fits"
+	if a.LargestPrefix > 0 {
+		fits = fmt.Sprintf("the first %d of the %d inputs fit now", a.LargestPrefix, len(c.inputs))
+	}
+	e := c.memoryError(a)
+	e.Suggestion = fmt.Sprintf("give it %d bytes, or smaller inputs or fewer outputs: %s", a.SmallestBudgetBytes, fits)
+	return e
+}
+
+// memoryError has the numbers of an admission or a refusal.
+func (c *call) memoryError(a *Admission) *MemoryError {
+	e := &MemoryError{
+		PredictedPeakBytes: a.PredictedPeakBytes, UsableLimitBytes: a.UsableLimitBytes,
+		PackedTokens: a.PackedTokens, LogicalTokens: a.LogicalTokens, Reason: a.Reason,
+		Rungs: a.Rungs, Shares: a.Shares, SmallestBudgetBytes: a.SmallestBudgetBytes, LargestPrefix: a.LargestPrefix, Telemetry: telemetry(a),
+	}
+	for _, members := range c.members {
+		e.Requests += len(members)
+	}
+	return e
+}

@@ -1,0 +1,109 @@
+package trainerrank
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/trainerrank/engine/forward"
+)
+
+// call is one call on its way: what the caller gave, flattened and checked.
+type call struct {
+	grad       forward.GradMode
+	checkpoint forward.Selection
+	progress   func(done, total int)
+	inputs     []*forward.Input // in the caller's order
+	groups     []int            // per input its group, -1 if it wants no output
+	members    [][]int          // per group its inputs, in the caller's order
+	numbers    map[group]int
+}
+
+// group is what requests of one batch have in common.
+type group struct {
+	slot string
+	grad bool
+}
+
+// newCall flattens and checks the inputs.
+func (t *TrainerRank) newCall(in forward.Inputs, opts []CallOption) (*call, error) {
+	c := &call{grad: forward.NoGrad, numbers: map[group]int{}}
+	for _, o := range opts {
+		o(c)
+	}
+	spec := t.model.Spec()
+	err := in.Walk(func(in *forward.Input, path func() string) error {
+		err := check(in, spec)
+		number := -1
+		if err == nil && in.Active() {
+			number, err = c.group(in)
+		}
+		if err != nil {
+			return &InputError{path(), len(c.inputs), err}
+		}
+		if number >= 0 {
+			c.members[number] = append(c.members[number], len(c.inputs))
+		}
+		c.groups = append(c.groups, number)
+		c.inputs = append(c.inputs, in)
+		return nil
+	})
+	return c, err
+}
+
+// check says what is wrong with an input.
+func check(in *forward.Input, spec forward.Spec) error {
+	if len(in.Tokens) == 0 {
+		return errors.New("no tokens")
+	}
+	for i, tok := range in.Tokens {
+		if tok < 0 || int(tok) >= spec.Vocabulary {
+			return fmt.Errorf("token %d at position %d is outside the vocabulary of %d", tok, i, spec.Vocabulary)
+		}
+	}
+	if in.TargetWidth < 0 {
+		return fmt.Errorf("target width %d is negative", in.TargetWidth)
+	}
+	if in.Targets != nil {
+		// Divided, not multiplied: the width may be anything.
+		if w, n := in.Width(), len(in.Targets); n%w != 0 || n/w != len(in.Tokens) {
+			return fmt.Errorf("%d targets for %d tokens with %d labels per position", n, len(in.Tokens), w)
+		}
+		for i, l := range in.Targets {
+			if l != forward.IgnoreLabel && (l < 0 || int(l) >= spec.Vocabulary) {
+				return fmt.Errorf("label %d at position %d is outside the vocabulary of %d and not %d", l, i/in.Width(), spec.Vocabulary, forward.IgnoreLabel)
+			}
+		}
+	}
+	if in.TopK < 0 || in.TopK > spec.Vocabulary {
+		return fmt.Errorf("top k %d is not between 0 and the vocabulary of %d", in.TopK, spec.Vocabulary)
+	}
+	if in.Grad > forward.NoGrad {
+		return fmt.Errorf("grad mode %d is not one of inherit, with grad, no grad", in.Grad)
+	}
+	return nil
+}
+
+// group is the number of the group of an active input, or says what the engine cannot do yet for it.
+func (c *call) group(in *forward.Input) (int, error) {
+	sel := in.Checkpoint
+	if sel.Inherits() {
+		sel = c.checkpoint
+	}
+	if sel.Name() != "" {
+		return 0, &SlotStateError{sel.Name(), "no checkpoint of that name is loaded"}
+	}
+	grad := in.Grad
+	if grad == forward.Inherit {
+		grad = c.grad
+	}
+	if grad == forward.WithGrad {
+		return 0, &RuntimeSupportError{"gradients are not built yet: use the no-grad mode"}
+	}
+	g := group{sel.Name(), grad == forward.WithGrad}
+	n, known := c.numbers[g]
+	if !known {
+		n = len(c.members)
+		c.numbers[g], c.members = n, append(c.members, nil)
+	}
+	return n, nil
+}

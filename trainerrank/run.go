@@ -1,0 +1,150 @@
+package trainerrank
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/forward"
+)
+
+// maxPlans is how often a call is planned, when what it was planned for is gone by the time that it is reserved.
+const maxPlans = 3
+
+// reserve plans a call and takes its bytes. Others may take from the device at the same time: if what was free is gone, nothing has run yet, and the call
+// is planned anew for what there is. It gives a *MemoryError if that is too little.
+func (t *TrainerRank) reserve(ctx context.Context, c *call) (*Admission, *device.Reservation, error) {
+	h, err := readHooks()
+	if err != nil {
+		return nil, nil, err
+	}
+	usable := t.usable(t.dev.Free(), h)
+	for plans := 1; ; plans++ {
+		a, err := t.admit(ctx, c, usable, h, false)
+		if err != nil {
+			return nil, nil, err
+		}
+		t.record(telemetry(a))
+		if a.Verdict == Refused {
+			return nil, nil, c.refusal(a)
+		}
+		turns := turns(a)
+		if len(turns) == 0 {
+			return a, nil, nil // nothing is wanted
+		}
+		var res *device.Reservation
+		if len(turns) == 1 {
+			res, err = t.dev.Reserve(turns[0])
+		} else {
+			res, err = t.dev.ReserveTurns(turns)
+		}
+		if err == nil {
+			return a, res, nil
+		}
+		var oom *device.OutOfMemoryError
+		if !errors.As(err, &oom) {
+			return nil, nil, fmt.Errorf("forward: %w", err)
+		}
+		usable = t.usable(oom.FreeBytes, h)
+		if oom.Err != nil || plans == maxPlans {
+			e := c.memoryError(a)
+			e.Err = oom
+			e.Suggestion = "the operating system has less memory than the device may hold: give the device a smaller capacity, or the call smaller inputs"
+			if oom.Err == nil {
+				e.Suggestion = "others take the device's memory while the call is planned: let it run alone, or give it smaller inputs"
+			}
+			return nil, nil, e
+		}
+	}
+}
+
+// run runs the subforwards of an admission inside its reservation, which it releases if one fails. The outputs stay in res.
+func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, res *device.Reservation, flat []*forward.Output, tel *Telemetry) (err error) {
+	done, count := 0, len(a.Chunks)
+	defer func() {
+		// A slab that is too small is a fault of the rehearsal: an error of this call, not the end of the process.
+		var over *device.OverrunError
+		if r := recover(); r != nil {
+			e, ok := r.(error)
+			if !ok || !errors.As(e, &over) {
+				res.Release()
+				panic(r)
+			}
+			err = fmt.Errorf("forward: the call outgrew its reservation: %w", over)
+		}
+		tel.ObservedPeakBytes = res.Peak()
+		if err != nil {
+			res.Release()
+			err = c.failed(a, *tel, done, err)
+		}
+	}()
+	progress := c.progress
+	before, total := 0, a.PackedTokens
+	for ; done < count; done++ {
+		chunk := &a.Chunks[done]
+		if done > 0 {
+			if err := ctx.Err(); err != nil {
+				return fmt.Errorf("forward: %w", err)
+			}
+			res.NextTurn()
+		}
+		for _, p := range chunk.Plan.Work.(*work).passes {
+			b := p.batch(c)
+			if b.Batch, err = p.layout.Pack(p.rows); err != nil {
+				return fmt.Errorf("forward: %w", err)
+			}
+			if progress != nil && (count > 1 || len(a.Layout) > 1) {
+				packed, from := p.layout.Packed, before
+				b.Progress = func(done, all int) { progress(from+int(int64(packed)*int64(done)/int64(max(1, all))), total) }
+			} else {
+				b.Progress = progress
+			}
+			b.Arena = res
+			if err := t.pass(ctx, p, b, flat); err != nil {
+				return err
+			}
+			before += p.layout.Packed
+		}
+	}
+	kept := res.Used() // the most, which for what is not released yet is what is left
+	kept[device.Scratch] = 0
+	tel.RetainedBytes = kept.Total()
+	res.ReleaseScratch()
+	return nil
+}
+
+// pass runs one batch and puts its outputs where they belong.
+func (t *TrainerRank) pass(ctx context.Context, p *pass, b *forward.Batch, flat []*forward.Output) error {
+	res, err := t.model.Forward(ctx, b)
+	if err != nil {
+		return fmt.Errorf("forward: %w", err)
+	}
+	if res == nil {
+		return errors.New("forward: the model gave no pass")
+	}
+	if len(res.Outputs) != len(p.requests) {
+		return fmt.Errorf("forward: the model gave %d outputs for %d requests", len(res.Outputs), len(p.requests))
+	}
+	for i, r := range p.requests {
+		flat[r] = &res.Outputs[i]
+	}
+	return nil
+}
+
+// failed is the error of a call whose execution failed after so many subforwards. A call that was told to stop did not fail.
+func (c *call) failed(a *Admission, tel Telemetry, done int, err error) error {
+	count := len(a.Chunks)
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || count == 1 {
+		return err
+	}
+	var oom *device.OutOfMemoryError
+	var over *device.OverrunError
+	if errors.As(err, &oom) || errors.As(err, &over) {
+		e := c.memoryError(a)
+		e.Telemetry, e.Err, e.Executing = tel, err, true
+		e.Suggestion = "the rehearsal of the model promised less than the model asked for; smaller inputs may run"
+		err = e
+	}
+	return &PartialExecutionError{Completed: done, Count: count, Err: err}
+}
