@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -32,7 +33,7 @@ func (t *tool) inspect(_ context.Context, args []string) error {
 	fmt.Fprint(w, "tensor\tdtype\tshape\tbytes\tfile\n")
 	for _, f := range set.Files {
 		for _, x := range f.Tensors {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", x.Name, x.DType, shape(x.Shape), x.Bytes, f.Path)
+			fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", printable(x.Name), x.DType, shape(x.Shape), x.Bytes, f.Path)
 		}
 	}
 	if err := w.Flush(); err != nil {
@@ -65,6 +66,14 @@ func (t *tool) inspectDecoder(dir string) error {
 		fmt.Fprintln(t.stderr, "note:", n)
 	}
 	return nil
+}
+
+// printable is a stranger's name as it may go to a terminal: in quotes, with escapes, if it holds anything that does not print.
+func printable(name string) string {
+	if q := strconv.Quote(name); q != `"`+name+`"` {
+		return q
+	}
+	return name
 }
 
 func shape(dims []int64) string {

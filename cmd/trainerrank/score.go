@@ -48,8 +48,12 @@ func (t *tool) flags(verb string, args []string) (*options, error) {
 	if err := t.parse(fs, args, 0, ""); err != nil {
 		return nil, err
 	}
-	if o.pricing != "exact" {
-		return nil, &usageError{fmt.Sprintf("%s: --pricing %s is not built", verb, o.pricing), "exact is the only pricing so far"}
+	switch o.pricing {
+	case "exact":
+	case "learned":
+		return nil, &usageError{verb + ": --pricing learned is not built", "exact is the only pricing so far"}
+	default:
+		return nil, &usageError{fmt.Sprintf("%s: --pricing %q is unknown", verb, o.pricing), "exact is the only pricing so far"}
 	}
 	if o.threads < 0 || o.threads > 1024 {
 		return nil, &usageError{fmt.Sprintf("%s: --threads %d is not between 0 and 1024", verb, o.threads), "leave it out for one per usable CPU"}
@@ -153,11 +157,28 @@ func (s *session) probe() error {
 		if f.path == "" || f.what == writingAnswers && s.verb == "plan" {
 			continue
 		}
+		if sameFile(f.path, s.requests) {
+			return &usageError{fmt.Sprintf("%s: %s %s would overwrite the requests", s.verb, f.what, f.path), "name another file"}
+		}
 		if err := probe(f.path); err != nil {
 			return &fileError{s.verb + ": " + f.what, f.path, err}
 		}
 	}
 	return nil
+}
+
+// sameFile says whether two paths lead to one regular file.
+func sameFile(a, b string) bool {
+	fa, errA := os.Stat(a)
+	fb, errB := os.Stat(b)
+	return errA == nil && errB == nil && fa.Mode().IsRegular() && os.SameFile(fa, fb)
+}
+
+// noteOverstated says so if a stated budget is more than this process may use: the arena will hold to the budget, but the operating system need not.
+func (t *tool) noteOverstated(budget int64) {
+	if most, why := device.DefaultCapacity(); budget > most && most > 0 {
+		fmt.Fprintf(t.stderr, "note: a budget of %s is more than this process may use, %s (%s)\n", showSize(budget), showSize(most), why)
+	}
 }
 
 // openModel opens the folder: built in, or on disk.
@@ -241,6 +262,7 @@ func (s *session) plan(ctx context.Context) (err error) {
 	if s.dev, err = device.NewHost(s.budget); err != nil {
 		return err
 	}
+	s.noteOverstated(s.budget)
 	w := s.model.WeightBytes()
 	// With weights that do not fit there is no room to plan in; the call is planned all the same, for the numbers of the refusal.
 	room := s.dev.Capacity() - w
