@@ -35,6 +35,13 @@ type Viewer interface {
 	View(file int, off, n int64, use func(data []byte) error) error
 }
 
+// overlapping is a [Reader] that counts by itself how many reads are under way, and is to be called more often than that: one call may do
+// something else than read while another reads.
+type overlapping interface {
+	// Limit sets how many reads may be under way at once, before the first; calls is how many calls of ReadAt at once keep so many so.
+	Limit(reads int) (calls int)
+}
+
 // The names of the copiers.
 const (
 	CopierPread  = "pread"  // buffered reads, through the page cache

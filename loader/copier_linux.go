@@ -38,9 +38,16 @@ func reopen(f *File, flags int) (*os.File, error) {
 	return o, nil
 }
 
-// directBlock is the size of a buffer of the direct copier, in bytes. One read of a mebibyte for each thread keeps a fast drive
-// busy with a few threads, and the copy out of the buffer is still in the second-level cache of large cores.
-const directBlock = 1 << 20
+// Each thread of the direct copier has directBuffers buffers, so that one is copied out of while the drive fills the other. Those
+// of a thread are directBlock bytes together and with that multiples of 2 MiB: what the kernel needs to give the pool huge pages. A direct read to
+// a small page for each 4 KiB takes the kernel longer than the drive.
+//
+// For a set that is not large, all of that might be more than what is loaded. It gets directSmall, which is slower for each byte.
+const (
+	directBuffers = 2
+	directBlock   = 4 << 20
+	directSmall   = 1 << 20
+)
 
 // direct reads past the page cache (O_DIRECT). What can be read so begins and ends at multiples of the file system's alignment, so
 // each read goes to a buffer of a fixed pool, and what is wanted of it is copied on.
@@ -62,7 +69,19 @@ type directFile struct {
 func (*direct) Name() string { return CopierDirect }
 
 func (d *direct) Costs(files []*File) Costs {
-	return Costs{Multiplier: plainCost(files), Fixed: int64(d.threads) * directBlock}
+	return Costs{Multiplier: plainCost(files), Fixed: int64(d.threads) * directEach(files)}
+}
+
+// directEach is the bytes of the buffers of one thread.
+func directEach(files []*File) int64 {
+	var total int64
+	for _, f := range files {
+		total = satAdd(total, f.Size)
+	}
+	if total < probeLeast {
+		return directSmall
+	}
+	return directBlock
 }
 
 // unsupported says whether an error means that a file cannot be read directly, and not that something is wrong with it.
@@ -95,9 +114,13 @@ func openDirect(f *File) (*directFile, error) {
 }
 
 func (d *direct) Open(files []*File, own []byte) (Reader, error) {
-	r := &directReader{pool: make(chan []byte, d.threads), files: make([]directState, len(files))}
-	for off := 0; off+directBlock <= len(own); off += directBlock {
-		r.pool <- own[off : off+directBlock : off+directBlock]
+	r := &directReader{
+		pool: make(chan []byte, d.threads*directBuffers), reading: make(chan struct{}, d.threads), files: make([]directState, len(files)),
+	}
+	buffer := int(directEach(files) / directBuffers)
+	for range cap(r.pool) {
+		r.pool <- own[:buffer:buffer]
+		own = own[buffer:]
 	}
 	for i, f := range files {
 		r.files[i].plain = f

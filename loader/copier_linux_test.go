@@ -102,6 +102,86 @@ func TestDirectReadsFallBackAndGoOn(t *testing.T) {
 	}
 }
 
+// The pool is whole huge pages where there is much to read, and small where there is little.
+func TestDirectPool(t *testing.T) {
+	for _, c := range []struct{ size, fixed int64 }{{0, 3 << 20}, {probeLeast/2 - 1, 3 << 20}, {probeLeast / 2, 12 << 20}} {
+		files := []*File{{Path: "a", Size: c.size}, {Path: "b", Size: c.size}}
+		d, err := NewCopier(CopierDirect, 3)
+		check(t, err)
+		if fixed := d.Costs(files).Fixed; fixed != c.fixed {
+			t.Errorf("files of %d bytes: %d bytes fixed, want %d", c.size, fixed, c.fixed)
+		}
+		r, err := d.Open(files, make([]byte, c.fixed))
+		check(t, err)
+		pool := r.(*directReader).pool
+		if len(pool) != 6 || len(<-pool)*6 != int(c.fixed) {
+			t.Errorf("files of %d bytes: %d buffers", c.size, len(pool)+1)
+		}
+		check(t, r.Close())
+	}
+}
+
+// However often ReadAt is called, no more reads are under way than there are threads.
+func TestDirectReadsAreLimited(t *testing.T) {
+	for _, limit := range []int64{1, 2, 8} { // the copier is for 2
+		var now, calls atomic.Int64
+		c := strange(512, nil, func(f *File, p []byte, off int64) (int, error) {
+			defer now.Add(-1)
+			if n := now.Add(1); n > min(limit, 2) {
+				t.Errorf("%d reads at once, want at most %d", n, min(limit, 2))
+			}
+			calls.Add(1)
+			return plainRead(f, p[:512], off)
+		})
+		s := sand(t, rand.New(rand.NewPCG(6, 7)), 3, 9000)
+		l := newLab(t, s, 1<<30)
+		p := raw(s, c, 1<<30)
+		p.QueueSize = 4
+		plan, err := Fit(StatsOf(s, StatsOptions{}), p)
+		check(t, err)
+		tensors, _, err := s.Execute(t.Context(), plan, LoadOptions{Device: l.dev, Copier: c, Threads: int(limit)})
+		check(t, err)
+		l.same(tensors)
+		tensors.Free()
+		if calls.Load() < 10 {
+			t.Errorf("%d reads", calls.Load())
+		}
+	}
+}
+
+// No block of the disk is read twice where a chunk is read in several parts.
+func TestDirectReadsEachBlockOnce(t *testing.T) {
+	const n = 3*segment + 12345
+	path := t.TempDir() + "/" + singleName
+	check(t, os.WriteFile(path, append(whole(header(entry("a", "U8", "[12595257]", 0, n)), 0), bytes.Repeat([]byte("0123456"), n/7+1)[:n]...), 0o644))
+	s, err := Open(path)
+	check(t, err)
+	defer s.Close()
+	var blocks [n/512 + 8]atomic.Int64
+	c := strange(512, nil, func(f *File, p []byte, off int64) (int, error) {
+		for b := off / 512; b < (off+int64(len(p)))/512; b++ {
+			blocks[b].Add(1)
+		}
+		return plainRead(f, p, off)
+	})
+	l := newLab(t, s, 1<<30)
+	plan, err := Fit(StatsOf(s, StatsOptions{}), raw(s, c, 1<<30))
+	check(t, err)
+	tensors, _, err := s.Execute(t.Context(), plan, LoadOptions{Device: l.dev, Copier: c, Threads: 2})
+	check(t, err)
+	l.same(tensors)
+	tensors.Free()
+	twice := 0
+	for i := range blocks {
+		if blocks[i].Load() > 1 {
+			twice++
+		}
+	}
+	if twice > 0 {
+		t.Errorf("%d blocks are read twice", twice)
+	}
+}
+
 // What is chosen depends on where the bytes are: cold files are read directly if that works, cached ones through the cache.
 func TestProbe(t *testing.T) {
 	const n = probeLeast
@@ -160,9 +240,9 @@ func TestOffsetsAbove4GiB(t *testing.T) {
 	for _, name := range CopierNames() {
 		c, err := NewCopier(name, 1)
 		check(t, err)
-		l := newLab(t, s, 4<<20)
+		l := newLab(t, s, 8<<20)
 		stats := StatsOf(s, StatsOptions{Keep: func(x *Tensor) bool { return x.Name == "z" }})
-		plan, err := Fit(stats, raw(s, c, 4<<20))
+		plan, err := Fit(stats, raw(s, c, 8<<20))
 		check(t, err)
 		tensors, _, err := s.Execute(t.Context(), plan, LoadOptions{Device: l.dev, Copier: c})
 		if err != nil {

@@ -104,7 +104,7 @@ type load struct {
 	viewer Viewer      // reader, if it can show what it has
 	files  [][]*Tensor // by position in plan.Files, as in its stats
 	homes  *Tensors
-	tokens chan struct{} // one for each read under way
+	tokens chan struct{} // one for each call of the reader under way
 
 	mu    sync.Mutex // guards what follows
 	done  int64
@@ -135,6 +135,9 @@ func (l *load) prepare() error {
 		return err
 	}
 	l.viewer, _ = l.reader.(Viewer)
+	if o, ok := l.reader.(overlapping); ok {
+		l.tokens = make(chan struct{}, o.Limit(cap(l.tokens)))
+	}
 	for i, m := range costs.Multiplier {
 		if m.Num == 0 && l.viewer == nil {
 			return &CopierError{l.Copier.Name(), l.set.Files[i].Path, errors.New("it says that a chunk costs nothing, and cannot show one")}

@@ -7,7 +7,8 @@ import (
 )
 
 // segment is the most that is read in one go, in bytes, where a chunk is large enough for several readers: small enough that they
-// end at about the same time, large enough that a read costs nothing beside its bytes.
+// end at about the same time, large enough that a read costs nothing beside its bytes. Reads end at multiples of it in the file, so that
+// no two of them need the same block of a disk.
 const segment = 4 << 20
 
 // extent is one read: bytes of a file and where they go in the chunk's buffer.
@@ -28,10 +29,11 @@ func (l *load) extents(c placedChunk) []extent {
 		if base >= 0 {
 			at = r.Start - base
 		}
-		for off := r.Start; off < r.End; off += segment {
-			n := min(segment, r.End-off)
+		for off := r.Start; off < r.End; {
+			n := min(off&^(segment-1)+segment, r.End) - off
 			list = append(list, extent{off, at, n})
 			at += n
+			off += n
 		}
 	}
 	return list
