@@ -81,15 +81,8 @@ func (b *bench) openModel(threads int) (*transformer.Model, error) {
 // ample is a capacity that a plan never reaches. Nothing of it is taken.
 const ample = 1 << 50
 
-// price plans a call on an empty device of usable bytes, with a model of its own that never runs: the model under test stays cold.
-func (b *bench) price(in forward.Inputs, usable int64) (*trainerrank.Admission, error) {
-	twin, err := b.openModel(b.Threads)
-	if err != nil {
-		return nil, err
-	}
-	return priceOn(b, twin, in, usable)
-}
-
+// priceOn plans a call on an empty device of usable bytes. Arms do that with a twin of the model that never runs, so that the model under
+// test stays cold.
 func priceOn(ctx context.Context, m forward.Model, in forward.Inputs, usable int64) (*trainerrank.Admission, error) {
 	nowhere, err := device.NewHost(ample)
 	if err != nil {
@@ -238,6 +231,9 @@ func (l *lab) callIn(ctx context.Context, title string, rank *trainerrank.Traine
 		opts = append([]trainerrank.CallOption{trainerrank.WithProgress(func(int, int) { l.model.record.sample() })}, opts...)
 	}
 	res, err := rank.DPRankForward(ctx, in, opts...)
+	if title != "" {
+		l.model.record.end()
+	}
 	o.err = err
 	errors.As(err, &o.refusal)
 	if res != nil {
@@ -251,7 +247,7 @@ func (l *lab) callIn(ctx context.Context, title string, rank *trainerrank.Traine
 	o.taken = peak.PeakAllocated - before.Allocated
 	o.forwards = l.model.forwards
 	if title != "" {
-		l.trace.Calls = append(l.trace.Calls, l.model.record.finish(title, o))
+		l.trace.Calls = append(l.trace.Calls, l.model.record.trace(title, o))
 	}
 	if res != nil {
 		res.Release()

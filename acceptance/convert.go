@@ -88,8 +88,8 @@ func (c *conversion) converts(o *outcome, usable int64, want []string) error {
 	c.atMost(gateTaken, usable, o.taken)
 	c.equal(gateTold, o.observed, o.tel.ObservedPeakBytes)
 	c.equal(gateCounters, 0, count(o.changed))
-	c.note("%d requests of %d tokens, %d packed whole: unsplit needs %d bytes, %d usable: %d subforwards, predicted %d, observed %d, retained by the result %d",
-		c.Requests, c.Tokens, c.packed(), c.whole, usable, o.tel.SubforwardCount, o.tel.PredictedPeakBytes, o.observed, o.tel.RetainedBytes)
+	c.note("%d requests of %d tokens, %d packed whole: unsplit needs %d bytes, %d usable: %d subforwards, predicted %d, observed %d, retained by the result %d, planned in %.1f ms",
+		c.Requests, c.Tokens, c.packed(), c.whole, usable, o.tel.SubforwardCount, o.tel.PredictedPeakBytes, o.observed, o.tel.RetainedBytes, float64(o.tel.PlanningTime.Microseconds())/1e3)
 	return nil
 }
 

@@ -170,7 +170,7 @@ func (f *failing) overtaken() error {
 		})
 	}
 	before := counters(f.dev.Stats())
-	o := f.call("overtaken by ballast", rank, f.in)
+	o := f.call("ballast comes", rank, f.in)
 	f.model.rehearsed = nil
 	if grabErr != nil {
 		return grabErr

@@ -149,8 +149,9 @@ func (l *loads) load(title string, plan *loader.FitPlan, copier loader.Copier) e
 		tensors, report, err := l.set.Execute(l, plan, loader.LoadOptions{
 			Device: dev, Copier: copier, Threads: l.Threads, Progress: func(int64, int64) { rec.sample() },
 		})
+		rec.end()
 		peak := dev.Stats().PeakAllocated
-		trace := rec.finish(title, &outcome{observed: peak})
+		trace := rec.trace(title, &outcome{observed: peak})
 		if err != nil {
 			return err
 		}

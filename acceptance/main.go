@@ -75,7 +75,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	fs.StringVar(&pricing, "pricing", "exact", "how calls are priced: exact (learned is not built)")
 	fs.StringVar(&c.Model, "model", "builtin:"+builtin.Default, "model folder, or builtin:NAME")
 	fs.IntVar(&c.Requests, "requests", 8, "requests of a call")
-	fs.IntVar(&c.Tokens, "tokens", 192, "tokens of each")
+	fs.IntVar(&c.Tokens, "tokens", 512, "tokens of each")
 	fs.Func("capacity", "capacity of the host arena in bytes (default: weights, twice what the call needs, and 64 MiB)", func(s string) (err error) {
 		c.Capacity, err = strconv.ParseInt(s, 10, 64)
 		return err

@@ -43,6 +43,7 @@ type recorder struct {
 	base device.Sizes
 	stop chan struct{}
 	done chan struct{}
+	took time.Duration // once it has ended
 
 	mu      sync.Mutex
 	start   time.Time
@@ -83,15 +84,23 @@ func (r *recorder) sample() {
 	r.samples = append(r.samples, s)
 }
 
-// finish ends the recording.
-func (r *recorder) finish(title string, o *outcome) CallTrace {
+// end ends the recording.
+func (r *recorder) end() {
 	close(r.stop)
 	<-r.done
 	r.sample()
+	r.took = time.Since(r.start)
+}
+
+// trace is what was recorded, after its end.
+func (r *recorder) trace(title string, o *outcome) CallTrace {
 	c := CallTrace{Title: title, Base: r.base, Admitted: o.tel.PredictedPeakBytes, Usable: o.tel.UsableLimitBytes, Observed: o.observed}
 	switch {
 	case o.refusal != nil && o.forwards == 0:
 		c.Verdict, c.Refused = "refused before it ran", true
+		if o.observed > 0 { // not by the call
+			c.Verdict = "refused, another took the memory"
+		}
 	case o.err != nil:
 		c.Verdict = "failed"
 	case o.tel.SubforwardCount == 1:
@@ -99,11 +108,9 @@ func (r *recorder) finish(title string, o *outcome) CallTrace {
 	default:
 		c.Verdict = fmt.Sprintf("split into %d", o.tel.SubforwardCount)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	// The last one says how long it took.
 	last := r.samples[len(r.samples)-1].InUse
-	c.Samples = append(thin(r.samples), Sample{time.Since(r.start).Microseconds(), last})
+	c.Samples = append(thin(r.samples), Sample{r.took.Microseconds(), last})
 	return c
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"html/template"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,7 +52,7 @@ svg { max-width: 100%; height: auto; } svg text { font: 11px system-ui, sans-ser
 {{range .Rows}}<tr{{if .First}} class="first"{{end}}><td class="arm">{{if .First}}{{.Arm}}{{end}}</td><td>{{.Name}}{{if and (not .Holds) .Why}}<div class="why">{{.Why}}</div>{{end}}</td><td class="n">{{.Op}} {{bytes .Bound}}</td><td class="n">{{bytes .Observed}}</td><td><span class="{{if .Holds}}holds{{else}}fails{{end}}">{{if .Holds}}holds{{else}}FAILS{{end}}</span></td></tr>
 {{end}}</table>
 <h2>Bytes over time</h2>
-<p class="note">A picture for each call: the bytes that it had in use beside those that were held before it (which are named below the picture), stacked by what they are for. What was admitted, the predicted peak, is drawn solid; what was usable is dashed. Of a refused call the solid line is what the plan would have needed.</p>
+<p class="note">A picture for each call: the bytes that it had in use beside those that were held before it (which are named below the picture), stacked by what they are for, over milliseconds since the call began; the time before the first byte is taken is planning. What was admitted, the predicted peak, is drawn solid; what was usable is dashed. Of a refused call the solid line is what the plan would have needed.</p>
 <p class="legend">{{range .Legend}}<span><i style="background:{{.Colour}}"></i>{{.Name}}</span>{{end}}<span><svg width="26" height="10"><line x1="0" y1="5" x2="26" y2="5" stroke="#111" stroke-width="2"/></svg> admitted</span><span><svg width="26" height="10"><line x1="0" y1="5" x2="26" y2="5" stroke="#b3261e" stroke-width="2" stroke-dasharray="5 3"/></svg> usable</span></p>
 {{range .Results}}<h2>{{.Arm}}</h2>
 {{range .Notes}}<p class="note">{{.}}</p>
@@ -181,8 +182,15 @@ func (c *CallTrace) draw(b *strings.Builder) {
 		top = max(top, c.Usable)
 	}
 	top += top / 12
+	// The picture begins when the first byte is taken, and a little before: planning takes none.
 	end := max(c.Samples[len(c.Samples)-1].Micros, 1)
-	x := func(us int64) float64 { return plotLeft + float64(us)/float64(end)*plotWidth }
+	var begin int64
+	if len(c.Samples) > 2 {
+		begin = max(0, c.Samples[1].Micros-(end-c.Samples[1].Micros)/20)
+	}
+	x := func(us int64) float64 {
+		return plotLeft + float64(max(us-begin, 0))/float64(max(end-begin, 1))*plotWidth
+	}
 	y := func(n int64) float64 { return plotTop + plotHeight - float64(n)/float64(top)*plotHeight }
 
 	fmt.Fprintf(b, `<rect x="%d" y="%d" width="%d" height="%d" fill="#f6f8fb"/>`, plotLeft, plotTop, plotWidth, plotHeight)
@@ -229,10 +237,17 @@ func (c *CallTrace) draw(b *strings.Builder) {
 	} else {
 		text(plotLeft+plotWidth, plotTop-3, "s", "end", "usable is above the picture")
 	}
-	if c.Refused {
-		text(plotLeft+plotWidth/2, plotTop+plotHeight-10, "s", "middle", "nothing ran, nothing was taken")
+	if c.Refused && c.Observed == 0 {
+		at := plotTop + plotHeight/2
+		for _, try := range []int{plotTop + plotHeight/2, plotTop + plotHeight/4, plotTop + 3*plotHeight/4} {
+			if math.Abs(y(c.Usable)-float64(try-4)) > 12 && math.Abs(y(c.Admitted)-float64(try-4)) > 12 {
+				at = try
+				break
+			}
+		}
+		text(plotLeft+plotWidth/2, at, "s", "middle", "nothing ran, nothing was taken")
 	}
-	text(plotLeft, plotTop+plotHeight+14, "s", "start", "0")
+	text(plotLeft, plotTop+plotHeight+14, "s", "start", fmt.Sprintf("%.1f", float64(begin)/1e3))
 	text(plotLeft+plotWidth, plotTop+plotHeight+14, "s", "end", fmt.Sprintf("%.1f ms", float64(end)/1e3))
 	before := "nothing held before"
 	if c.Base.Total() > 0 {
