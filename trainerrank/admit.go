@@ -58,6 +58,7 @@ type planner struct {
 	cost   prefixtree.Cost
 	anchor string                   // a layout that is forced; "" for the cheapest
 	shared map[string]profile.Price // of full sharing, by requests
+	blank  []int32                  // zeros, in place of packed tokens
 }
 
 // work is a subforward that was laid out.
@@ -72,8 +73,16 @@ type pass struct {
 	requests  []int // indices of the caller's inputs
 	rows      [][]int32
 	layout    *prefixtree.Layout
-	batch     *forward.Batch // nil until it is priced
 	footprint forward.Footprint
+}
+
+// batch is the pass without its packed tokens.
+func (p *pass) batch(c *call) *forward.Batch {
+	b := &forward.Batch{}
+	for _, r := range p.requests {
+		b.Requests = append(b.Requests, c.inputs[r])
+	}
+	return b
 }
 
 // admit plans a call and says whether it fits in usable bytes, and if explain, also what the least is that would do.
@@ -245,15 +254,18 @@ func (p *planner) Price(plan *ladder.Plan, _ ladder.Retention) (profile.Price, e
 	return w.price, nil
 }
 
-// rehearse packs a pass and says what it needs.
-func (p *planner) rehearse(pass *pass) (err error) {
-	b := &forward.Batch{}
-	if b.Batch, err = pass.layout.Pack(pass.rows); err != nil {
-		return err
+// rehearse says what a pass needs. It is not packed for that: most passes are priced and not run.
+func (p *planner) rehearse(pass *pass) error {
+	l := pass.layout
+	if l.Packed > math.MaxInt32 {
+		return fmt.Errorf("forward: %d packed tokens, at most %d are possible in one batch", l.Packed, math.MaxInt32)
 	}
-	for _, r := range pass.requests {
-		b.Requests = append(b.Requests, p.call.inputs[r])
+	if len(p.blank) < l.Packed {
+		p.blank = make([]int32, max(l.Packed, 2*len(p.blank)))
 	}
+	blank := p.blank[:l.Packed:l.Packed]
+	b := pass.batch(p.call)
+	b.Batch = &prefixtree.Batch{Tokens: blank, Positions: blank, SegmentOf: blank, Spans: l.Spans, Terminals: l.Terminals, Rows: len(pass.rows)}
 	f, err := p.exact.Rehearse(b)
 	if err != nil {
 		return err
@@ -267,7 +279,7 @@ func (p *planner) rehearse(pass *pass) (err error) {
 	if n := device.RoundAlign(f.OutputBytes); n > 0 && device.RoundPages(n) == device.RoundPages(f.Outputs) {
 		f.Outputs = n
 	}
-	pass.batch, pass.footprint = b, f
+	pass.footprint = f
 	return nil
 }
 

@@ -90,18 +90,21 @@ func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, res *devic
 			res.NextTurn()
 		}
 		for _, p := range chunk.Plan.Work.(*work).passes {
+			b := p.batch(c)
+			if b.Batch, err = p.layout.Pack(p.rows); err != nil {
+				return fmt.Errorf("forward: %w", err)
+			}
 			if progress != nil && (count > 1 || len(a.Layout) > 1) {
 				packed, from := p.layout.Packed, before
-				p.batch.Progress = func(done, all int) { progress(from+int(int64(packed)*int64(done)/int64(max(1, all))), total) }
+				b.Progress = func(done, all int) { progress(from+int(int64(packed)*int64(done)/int64(max(1, all))), total) }
 			} else {
-				p.batch.Progress = progress
+				b.Progress = progress
 			}
-			p.batch.Arena = res
-			if err := t.pass(ctx, p, flat); err != nil {
+			b.Arena = res
+			if err := t.pass(ctx, p, b, flat); err != nil {
 				return err
 			}
 			before += p.layout.Packed
-			*p = pass{layout: p.layout} // the packed tokens are not needed any more
 		}
 	}
 	kept := res.Used() // the most, which for what is not released yet is what is left
@@ -112,8 +115,8 @@ func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, res *devic
 }
 
 // pass runs one batch and puts its outputs where they belong.
-func (t *TrainerRank) pass(ctx context.Context, p *pass, flat []*forward.Output) error {
-	res, err := t.model.Forward(ctx, p.batch)
+func (t *TrainerRank) pass(ctx context.Context, p *pass, b *forward.Batch, flat []*forward.Output) error {
+	res, err := t.model.Forward(ctx, b)
 	if err != nil {
 		return fmt.Errorf("forward: %w", err)
 	}

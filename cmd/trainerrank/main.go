@@ -7,7 +7,8 @@
 //	trainerrank inspect  FILE_OR_DIR: the tensors of a model, and what is wrong with it
 //
 // Without --model and --requests it uses a small model and requests that are built in. Results go to standard output, everything else
-// to standard error. Exit codes: 0 done, 1 failed, 2 usage, 3 refused because it does not fit.
+// to standard error. Exit codes: 0 done, 1 failed, 2 usage, 3 refused because it does not fit,
+// 4 a split failed under way.
 package main
 
 import (
@@ -23,6 +24,7 @@ import (
 	"syscall"
 
 	"github.com/trainerrank/engine/loader"
+	"github.com/trainerrank/engine/trainerrank"
 )
 
 // The exit codes.
@@ -31,6 +33,7 @@ const (
 	exitFailed  = 1
 	exitUsage   = 2
 	exitRefused = 3
+	exitPartial = 4
 )
 
 // usageError is a fault in the command line.
@@ -104,11 +107,14 @@ func (t *tool) main(ctx context.Context, args []string) int {
 	}
 	var usage *usageError
 	var refused *refusedError
+	var partial *trainerrank.PartialExecutionError
 	switch {
 	case errors.As(err, &usage):
 		return exitUsage
 	case errors.As(err, &refused):
 		return exitRefused
+	case errors.As(err, &partial):
+		return exitPartial
 	}
 	return exitFailed
 }

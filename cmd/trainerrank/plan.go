@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/trainerrank/engine/device"
@@ -36,6 +38,9 @@ func (s *session) printPlan() error {
 	a := s.admit
 	w := tabwriter.NewWriter(s.stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "verdict\t%s\n", a.Verdict)
+	if n := a.SubforwardCount(); n > 1 {
+		fmt.Fprintf(w, "subforwards\t%d\n", n)
+	}
 	fmt.Fprintf(w, "requests\t%d\n", len(s.reqs))
 	fmt.Fprintf(w, "tokens\t%d logical, %d packed\n", a.LogicalTokens, a.PackedTokens)
 	for _, l := range a.Layout {
@@ -52,5 +57,34 @@ func (s *session) printPlan() error {
 	}
 	fmt.Fprintf(w, "predicted peak\t%s, %s\n", showSize(a.PredictedPeakBytes), a.Basis)
 	fmt.Fprintf(w, "usable\t%s\n", showSize(a.UsableLimitBytes))
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(s.stdout)
+	return s.printRungs(s.stdout)
+}
+
+// printRungs is a table of what was tried: how many subforwards, laid out how, and what that needs, weights included.
+func (s *session) printRungs(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	if len(s.admit.Rungs) > 0 {
+		fmt.Fprintln(w, "subforwards\tlayout\tneeds")
+	}
+	for i := range s.admit.Rungs {
+		r := &s.admit.Rungs[i]
+		if i > 0 { // both layouts are tried, also if they are the same
+			if p := &s.admit.Rungs[i-1]; p.TotalBytes == r.TotalBytes && slices.EqualFunc(p.Chunks, r.Chunks, slices.Equal) {
+				continue
+			}
+		}
+		layout, verdict, least := string(r.Layout), "fits", ""
+		if layout == "" {
+			layout, least = "any", "at least "
+		}
+		if over := r.TotalBytes - s.admit.UsableLimitBytes; over > 0 {
+			verdict = fmt.Sprintf("%d too many", over)
+		}
+		fmt.Fprintf(w, "%d\t%s\t%s%d bytes: %s\n", r.Count, layout, least, r.TotalBytes, verdict)
+	}
 	return w.Flush()
 }

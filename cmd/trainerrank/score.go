@@ -267,17 +267,19 @@ func (s *session) plan(ctx context.Context) (err error) {
 	// While it loads, the arena holds bytes in flight where the call's will be: as many as the call needs, if that is enough to read at all.
 	s.staging = s.model.Staging(a.PredictedPeakBytes)
 	need := max(a.PredictedPeakBytes, s.staging)
+	least := s.model.MinStaging()
 	if need > room {
 		a.Verdict = trainerrank.Refused
 	}
-	if s.model.MinStaging() > room {
+	if least > room {
 		a.LargestPrefix = 0
 	}
 	// The rank speaks of the call alone; here everything counts against one budget.
-	a.PredictedPeakBytes, a.SmallestBudgetBytes, a.UsableLimitBytes = w+need, w+need, s.dev.Capacity()
+	a.PredictedPeakBytes, a.SmallestBudgetBytes, a.UsableLimitBytes = w+need, w+max(a.SmallestBudgetBytes, least), s.dev.Capacity()
 	for i := range a.Rungs {
 		r := &a.Rungs[i]
-		r.TotalBytes += w
+		r.TotalBytes = w + max(r.TotalBytes, least)
+		r.Fits = r.TotalBytes <= a.UsableLimitBytes && r.Layout != ""
 		for j := range r.Required {
 			r.Required[j] += w
 		}
@@ -298,9 +300,13 @@ func (s *session) refusal() error {
 	if a.LargestPrefix > 0 {
 		fits = fmt.Sprintf("the first %d of %d requests fit", a.LargestPrefix, len(s.reqs))
 	}
+	why := a.Refusal()
+	if a.Reason == "" {
+		why = "unable to find a feasible split (there is no room to read the weights through)"
+	}
 	return &refusedError{&hinted{
-		fmt.Errorf("%s: refused before anything ran: unable to find a feasible split: the call is predicted to need %s and may use %s (weights %d)",
-			s.verb, showSize(a.PredictedPeakBytes), showSize(a.UsableLimitBytes), s.sum.WeightsBytes),
+		fmt.Errorf("%s: refused before anything ran: %s: the call is predicted to need %s and may use %s (weights %d)",
+			s.verb, why, showSize(a.PredictedPeakBytes), showSize(a.UsableLimitBytes), s.sum.WeightsBytes),
 		fmt.Sprintf("give --budget %d, or smaller requests or fewer outputs; %s", a.SmallestBudgetBytes, fits),
 	}}
 }
@@ -360,10 +366,17 @@ func (t *tool) score(ctx context.Context, args []string) error {
 	defer s.close()
 	if s.admit.Verdict == trainerrank.Refused {
 		s.notes()
-		return errors.Join(s.refusal(), s.writeSummary(ctx))
+		return errors.Join(s.printRungs(t.stderr), s.refusal(), s.writeSummary(ctx))
 	}
-	fmt.Fprintf(t.stderr, "plan: %s, %d tokens packed into %d, whole: %s predicted, %s usable, kernel %s, %s\n", count(s.sum.Requests, "request"),
-		s.sum.LogicalTokens, s.sum.PackedTokens, showSize(s.sum.PredictedPeakBytes), showSize(s.sum.UsableLimitBytes), s.sum.Kernel, count(s.sum.Threads, "thread"))
+	how := string(s.admit.Verdict)
+	if s.admit.Verdict == trainerrank.Split {
+		how = "split into " + count(s.sum.SubforwardCount, "subforward")
+		if err := s.printRungs(t.stderr); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(t.stderr, "plan: %s, %d tokens packed into %d, %s: %s predicted, %s usable, kernel %s, %s\n", count(s.sum.Requests, "request"),
+		s.sum.LogicalTokens, s.sum.PackedTokens, how, showSize(s.sum.PredictedPeakBytes), showSize(s.sum.UsableLimitBytes), s.sum.Kernel, count(s.sum.Threads, "thread"))
 
 	bar := newProgress(t.stderr, "load")
 	err = s.model.Load(ctx, s.staging, func(done, total int64) { bar.at(done, total, "bytes") })
@@ -378,6 +391,10 @@ func (t *tool) score(ctx context.Context, args []string) error {
 	res, err := s.rank.DPRankForward(ctx, s.inputs, trainerrank.WithProgress(func(done, total int) { bar.at(int64(done), int64(total), "steps") }))
 	bar.end()
 	if err != nil {
+		var partial *trainerrank.PartialExecutionError
+		if errors.As(err, &partial) && ownHint(err) == "" {
+			err = &hinted{err, "nothing was answered; with a larger --budget there are fewer subforwards"}
+		}
 		return s.locate(err)
 	}
 	defer res.Release()

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/trainerrank/engine/trainerrank"
 )
 
 // bundled are the requests of the built-in model, a line each.
@@ -123,8 +125,10 @@ func TestAnswersAreTheSameBytes(t *testing.T) {
 	}
 }
 
-// What is predicted is what is used, the prediction is the smallest budget, and one byte less is refused before a weight is read.
+// What is predicted is what is used, whole or split; with what the whole call needs it runs whole, with less it is split, down to the
+// smallest budget, and one byte less is refused before a weight is read.
 func TestTheBudgetIsExact(t *testing.T) {
+	split := 0
 	for name, lines := range map[string][]string{
 		"bundled": bundled(t), "mixed": mixed(t), "one": {`{"input_tokens": [1]}`}, "none": {""},
 		"all ignored": {`{"input_tokens": [1, 2], "target_tokens": [-100, -100]}`},
@@ -132,19 +136,36 @@ func TestTheBudgetIsExact(t *testing.T) {
 		for _, threads := range []string{"1", "3"} {
 			args := []string{"score", "--requests", writeLines(t, lines), "--threads", threads}
 			o, s := summarized(t, args...)
-			if o.code != exitDone || s.Verdict != "whole" || s.PredictedPeakBytes == 0 || s.PredictedPeakBytes != s.ObservedPeakBytes || s.SmallestBudgetBytes != s.PredictedPeakBytes {
+			if o.code != exitDone || s.Verdict != "whole" || s.PredictedPeakBytes == 0 || s.PredictedPeakBytes != s.ObservedPeakBytes || s.SmallestBudgetBytes > s.PredictedPeakBytes {
 				t.Fatalf("%s: exit %d, %+v", name, o.code, s)
 			}
-			need, weights := s.PredictedPeakBytes, s.WeightsBytes
+			answers, need, least, weights := o.stdout, s.PredictedPeakBytes, s.SmallestBudgetBytes, s.WeightsBytes
 			with := func(budget int64) (outcome, summary) {
 				return summarized(t, append(args, "--budget", fmt.Sprint(budget))...)
 			}
-			if o, s := with(need); o.code != exitDone || s.ObservedPeakBytes != need || s.UsableLimitBytes != need {
-				t.Errorf("%s: at the prediction: exit %d, %+v", name, o.code, s)
-			}
-			for _, budget := range []int64{need - 1, weights + 1, weights, weights - 1, 1} {
+			for _, budget := range []int64{need + 1, need, need - 1, (need + least) / 2, least} {
+				if budget < least {
+					continue
+				}
 				o, s := with(budget)
-				if o.code != exitRefused || s.Verdict != "refused" || s.PredictedPeakBytes != need || s.SmallestBudgetBytes != need || s.ObservedPeakBytes != 0 || s.UsableLimitBytes != budget {
+				verdict := "whole"
+				if budget < need {
+					verdict = "split"
+					split++
+				}
+				if string(s.Verdict) != verdict || (s.SubforwardCount > 1) != (verdict == "split") {
+					t.Errorf("%s: at %d of %d..%d: %+v", name, budget, least, need, s)
+				}
+				if o.code != exitDone || s.ObservedPeakBytes != s.PredictedPeakBytes || s.PredictedPeakBytes > budget || s.UsableLimitBytes != budget || s.SmallestBudgetBytes != least {
+					t.Errorf("%s: at %d: exit %d, %+v", name, budget, o.code, s)
+				}
+				if o.stdout != answers {
+					t.Errorf("%s: at %d the answers are others", name, budget)
+				}
+			}
+			for _, budget := range []int64{least - 1, weights + 1, weights, weights - 1, 1} {
+				o, s := with(budget)
+				if o.code != exitRefused || s.Verdict != "refused" || s.PredictedPeakBytes != need || s.SmallestBudgetBytes != least || s.ObservedPeakBytes != 0 || s.UsableLimitBytes != budget {
 					t.Errorf("%s: at %d of %d: exit %d, %+v", name, budget, need, o.code, s)
 				}
 				for _, number := range []int64{need, budget} {
@@ -152,7 +173,8 @@ func TestTheBudgetIsExact(t *testing.T) {
 						t.Errorf("%s: the refusal at %d does not name %d: %s", name, budget, number, o.problem())
 					}
 				}
-				if low := strings.ToLower(o.stderr); !strings.Contains(low, "unable to find a feasible split") || !strings.Contains(low, "smaller") {
+				low := strings.ToLower(o.stderr)
+				if !strings.Contains(low, "unable to find a feasible split") || !strings.Contains(low, "smaller") || strings.Contains(low, "infeasible") || strings.Contains(low, "no feasible") {
 					t.Errorf("%s: a refusal in other words: %s", name, o.stderr)
 				}
 				if p := run(t, "plan", "--requests", args[2], "--threads", threads, "--budget", fmt.Sprint(budget)); p.code != exitRefused {
@@ -160,6 +182,9 @@ func TestTheBudgetIsExact(t *testing.T) {
 				}
 			}
 		}
+	}
+	if split == 0 {
+		t.Error("nothing was split")
 	}
 }
 
@@ -172,7 +197,7 @@ func TestTheLargestPrefixIsExact(t *testing.T) {
 	_, all := summarized(t, "score", "--requests", writeLines(t, lines), "--threads", "1")
 	_, first := summarized(t, "score", "--requests", writeLines(t, lines[:1]), "--threads", "1")
 	for i := range int64(6) {
-		budget := first.PredictedPeakBytes - 1 + (all.PredictedPeakBytes-first.PredictedPeakBytes)*i/5
+		budget := first.SmallestBudgetBytes - 1 + (all.SmallestBudgetBytes-first.SmallestBudgetBytes)*i/5
 		args := []string{"--threads", "1", "--budget", fmt.Sprint(budget)}
 		o, s := summarized(t, "score", "--requests", writeLines(t, lines), args[0], args[1], args[2], args[3])
 		if o.code != exitRefused || s.LargestPrefix >= len(lines) {
@@ -190,6 +215,32 @@ func TestTheLargestPrefixIsExact(t *testing.T) {
 		if o := run(t, "score", "--requests", writeLines(t, lines[:k+1]), args[0], args[1], args[2], args[3]); o.code != exitRefused {
 			t.Errorf("%d fit into %d bytes, not only %d", k+1, budget, k)
 		}
+	}
+}
+
+// A split is shown as a table of what was tried, the plan that is taken last; what a budget is compared with includes the weights.
+func TestSplitsAreShown(t *testing.T) {
+	file := writeLines(t, bundled(t))
+	_, s := summarized(t, "score", "--requests", file, "--threads", "1")
+	budget := fmt.Sprint(s.SmallestBudgetBytes)
+	o := run(t, "plan", "--json", "--requests", file, "--threads", "1", "--budget", budget)
+	var a trainerrank.Admission
+	must(t, json.Unmarshal([]byte(o.stdout), &a))
+	last := a.Rungs[len(a.Rungs)-1]
+	if a.Verdict != trainerrank.Split || !last.Fits || last.TotalBytes != a.PredictedPeakBytes || last.Count != len(a.SubforwardRequestIndices) || len(a.Layout) != last.Count {
+		t.Errorf("%s", o.stdout)
+	}
+	for _, r := range a.Rungs {
+		if r.Fits != (r.TotalBytes <= a.UsableLimitBytes) || slices.Min(r.Required) < s.WeightsBytes || r.TotalBytes < slices.Max(r.Required) {
+			t.Errorf("%+v", r)
+		}
+	}
+	row := fmt.Sprintf("%d bytes: fits", a.PredictedPeakBytes)
+	if o := run(t, "plan", "--requests", file, "--threads", "1", "--budget", budget); !strings.Contains(o.stdout, row) || !strings.Contains(o.stdout, " too many") {
+		t.Errorf("%s", o.stdout)
+	}
+	if o := run(t, "score", "--requests", file, "--threads", "1", "--budget", budget); !strings.Contains(o.stderr, row) || !strings.Contains(o.stderr, fmt.Sprintf("split into %d subforwards", last.Count)) {
+		t.Errorf("%s", o.stderr)
 	}
 }
 

@@ -112,6 +112,7 @@ func steady(s string) string {
 		{regexp.MustCompile(`[0-9]+ tokens/s`), "N tokens/s"},
 		{regexp.MustCompile(`, in [0-9.]+ s, [0-9]+ MB/s`), ", in N s, N MB/s"},
 		{regexp.MustCompile(`scratch  .*|predicted peak  .*|usable  .*|weights  .*`), "..."},
+		{regexp.MustCompile(`[0-9]+ too many`), "N too many"},
 		{regexp.MustCompile(`\b[0-9]{6,}\b`), "N"},
 	} {
 		s = r.re.ReplaceAllString(s, r.to)

@@ -1,0 +1,64 @@
+package trainerrank
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/internal/golden"
+)
+
+// threeLevels is a call of rows that share a trunk, and by leaves of a branch each a branch: 10,752 tokens a row, of which the last 512 are its own.
+func threeLevels(vocab, branches, leaves int) forward.Inputs {
+	r := golden.Rand(1)
+	fresh := func(n int) []int32 {
+		list := make([]int32, n)
+		for i := range list {
+			list[i] = int32(r.IntN(vocab))
+		}
+		return list
+	}
+	trunk := fresh(8192)
+	var inputs []forward.Input
+	for range branches {
+		branch := slices.Concat(trunk, fresh(2048))
+		for range leaves {
+			tokens := slices.Concat(branch, fresh(512))
+			inputs = append(inputs, forward.Input{Tokens: tokens, Targets: tokens})
+		}
+	}
+	return forward.Many(inputs...)
+}
+
+// BenchmarkPlan plans calls of three levels that fit whole, that are split in what is the least for them, and that are refused.
+func BenchmarkPlan(b *testing.B) {
+	m := golden.Load(b, golden.FS(b, "qwen2-tiny"), golden.Options{Threads: 2, Unloaded: true})
+	rank, err := New(m.Model, WithDevice(m.Host))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, shape := range [][2]int{{4, 4}, {8, 16}} {
+		c, err := rank.newCall(threeLevels(m.Spec().Vocabulary, shape[0], shape[1]), nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		all, err := rank.admit(b.Context(), c, 1<<40, hooks{}, true)
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, k := range []struct {
+			name   string
+			usable int64
+		}{{"whole", 1 << 40}, {"split", all.SmallestBudgetBytes}, {"refused", 0}} {
+			b.Run(fmt.Sprintf("%d rows/%d tokens/%s", len(c.inputs), all.LogicalTokens, k.name), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := rank.admit(b.Context(), c, k.usable, hooks{}, false); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
