@@ -153,6 +153,9 @@ func (l *lab) squeeze(usable int64) (*device.Block, error) {
 	if err != nil {
 		return nil, err
 	}
+	if l.model.record != nil { // it comes during a call
+		l.model.record.sample()
+	}
 	touch(block.Mem().Raw())
 	return block, nil
 }

@@ -232,7 +232,7 @@ func capBelowOne(b *bench) error {
 	return nil
 }
 
-// sixty is the share of the unsplit need that the ballast leaves: enough for halves, which repeat what they share.
+// sixty is what the ballast leaves of the unsplit need: enough for parts, though each repeats what they share.
 func sixty(whole int64) int64 { return whole * 3 / 5 }
 
 // ballastWarm: a call that ran whole before is split when live ballast leaves it three fifths.

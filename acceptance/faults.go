@@ -18,9 +18,10 @@ const (
 	gateLeaked    = "failures after which something is left"
 	gateNext      = "next calls with other bits, or none"
 	gateOvertaken = "reservations overtaken by another goroutine"
+	gateReplanned = "overtaken calls that were split for what was left"
 )
 
-var faultGates = []string{gateCancelled, gateInjected, gateTyped, gateLeaked, gateNext, gateOvertaken}
+var faultGates = []string{gateCancelled, gateInjected, gateTyped, gateLeaked, gateNext, gateOvertaken, gateReplanned}
 
 // errInjected is the fault of a model.
 var errInjected = errors.New("a fault put in by the harness")
@@ -150,38 +151,49 @@ func (f *failing) failed(rank *trainerrank.TrainerRank) {
 }
 
 // overtaken has another goroutine take the memory after the call was planned for it and before it is reserved: while the plan is
-// rehearsed, which is after the free bytes were read.
+// rehearsed, which is after the free bytes were read. If it leaves nothing the call is refused; if it leaves three fifths the call is planned
+// anew, and split.
 func (f *failing) overtaken() error {
-	rank, err := f.rank()
-	if err != nil {
-		return err
+	var times, split int64
+	for _, left := range []int64{device.PageSize, sixty(f.whole)} {
+		rank, err := f.rank()
+		if err != nil {
+			return err
+		}
+		var block *device.Block
+		var grabErr error
+		var once sync.Once
+		f.model.rehearsed = func() {
+			once.Do(func() {
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					block, grabErr = f.squeeze(left)
+				}()
+				<-done
+			})
+		}
+		before := counters(f.dev.Stats())
+		title := fmt.Sprintf("ballast leaves %s", shortBytes(left))
+		o := f.call(title, rank, f.in)
+		f.model.rehearsed = nil
+		if grabErr != nil {
+			return grabErr
+		}
+		times += count(block != nil)
+		if left == device.PageSize {
+			f.typed.wrong(o.refusal == nil || o.forwards > 0 || wording(o.err).n > 0, "all memory is taken before it is reserved: %v", o.err)
+		} else {
+			f.next.wrong(o.err != nil || differing(f.want, o.digests) > 0, "memory is taken before it is reserved: %v", o.err)
+			split += count(o.err == nil && o.tel.SubforwardCount > 1 && o.tel.PredictedPeakBytes <= left)
+		}
+		block.Free()
+		// The ballast came during the call, so the counters are compared without it.
+		o.changed = counters(f.dev.Stats()) != before
+		f.after("memory that was taken before it was reserved", o, rank)
 	}
-	var block *device.Block
-	var grabErr error
-	var once sync.Once
-	f.model.rehearsed = func() {
-		once.Do(func() {
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				block, grabErr = f.squeeze(device.PageSize)
-			}()
-			<-done
-		})
-	}
-	before := counters(f.dev.Stats())
-	o := f.call("ballast comes", rank, f.in)
-	f.model.rehearsed = nil
-	if grabErr != nil {
-		return grabErr
-	}
-	f.equal(gateOvertaken, 1, count(block != nil))
-	f.typed.wrong(o.refusal == nil || o.forwards > 0, "the memory is taken before it is reserved: %v", o.err)
-	f.typed.wrong(o.err != nil && wording(o.err).n > 0, "the memory is taken before it is reserved: %v", o.err)
-	block.Free()
-	// The ballast came during the call, so the counters are compared without it.
-	o.changed = counters(f.dev.Stats()) != before
-	f.after("memory that was taken before it was reserved", o, rank)
+	f.equal(gateOvertaken, 2, times)
+	f.equal(gateReplanned, 1, split)
 	return nil
 }
 
