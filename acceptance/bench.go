@@ -211,6 +211,7 @@ type outcome struct {
 	usable   int64 // bytes that were free before
 	observed int64 // the most bytes in use during the call, beside those before: by the device, not by the telemetry
 	taken    int64 // the most bytes allocated during the call, beside those before
+	live     int64 // bytes that the unreleased result keeps allocated
 	forwards int   // that were run
 	changed  bool  // the device's counters differ from those before, after the result was released
 	refusal  *trainerrank.MemoryError
@@ -248,6 +249,7 @@ func (l *lab) callIn(ctx context.Context, title string, rank *trainerrank.Traine
 	peak := l.dev.Stats()
 	o.observed = peak.PeakInUse - before.TotalInUse()
 	o.taken = peak.PeakAllocated - before.Allocated
+	o.live = peak.Allocated - before.Allocated
 	o.forwards = l.model.forwards
 	if title != "" {
 		l.trace.Calls = append(l.trace.Calls, l.model.record.trace(title, o))

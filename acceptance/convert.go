@@ -11,8 +11,8 @@ import (
 
 // The gates of a call that converts, of one that is whole, and of one that is refused.
 var (
-	convertGates = []string{gateTooLarge, gateSubforwards, gateForwards, gateBits, gateObserved, gatePredicted, gateTaken, gateTold, gateCounters}
-	wholeGates   = []string{gateSubforwards, gateForwards, gateExact, gateCounters}
+	convertGates = []string{gateTooLarge, gateSubforwards, gateForwards, gateBits, gateObserved, gatePredicted, gateTaken, gateTold, gateLive, gateCounters}
+	wholeGates   = []string{gateSubforwards, gateForwards, gateExact, gateLive, gateCounters}
 	refusedGates = []string{gateRefused, gateForwards, gateNothing, gateWording, gateFields, gateCounters}
 )
 
@@ -28,6 +28,7 @@ const (
 	gateTaken       = "taken from the device within the usable, bytes"
 	gateNothing     = "taken from the device, bytes"
 	gateTold        = "observed peak of the telemetry is the device's, bytes"
+	gateLive        = "kept by the unreleased result, its outputs alone, bytes"
 	gateCounters    = "device counters changed"
 	gateRefused     = "refused"
 	gateAdmitted    = "admitted, as its smallest budget says"
@@ -87,6 +88,7 @@ func (c *conversion) converts(o *outcome, usable int64, want []string) error {
 	c.atMost(gatePredicted, usable, o.tel.PredictedPeakBytes)
 	c.atMost(gateTaken, usable, o.taken)
 	c.equal(gateTold, o.observed, o.tel.ObservedPeakBytes)
+	c.equal(gateLive, o.tel.RetainedBytes, o.live)
 	c.equal(gateCounters, 0, count(o.changed))
 	c.note("%d requests of %d tokens, %d packed whole: unsplit needs %d bytes, %d usable: %d subforwards, predicted %d, observed %d, retained by the result %d, planned in %.1f ms",
 		c.Requests, c.Tokens, c.packed(), c.whole, usable, o.tel.SubforwardCount, o.tel.PredictedPeakBytes, o.observed, o.tel.RetainedBytes, float64(o.tel.PlanningTime.Microseconds())/1e3)
@@ -164,6 +166,7 @@ func capUnlimited(b *bench) error {
 		c.equal(again+gateSubforwards, 1, int64(o.tel.SubforwardCount))
 		c.equal(again+gateForwards, 1, int64(o.forwards))
 		c.equal(again+gateExact, o.tel.PredictedPeakBytes, o.observed)
+		c.equal(again+gateLive, o.tel.RetainedBytes, o.live)
 		c.equal(again+gateCounters, 0, count(o.changed))
 	}
 	return nil

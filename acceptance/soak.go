@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/trainerrank"
 )
 
@@ -20,9 +21,11 @@ const (
 	gateSoakSplit   = "calls split"
 	gateSoakRefuse  = "calls refused"
 	gateRefusals    = "refusals that break a rule"
+	gatePrefixes    = "refusals whose largest prefix does not fit, or is not the largest"
+	gateKept        = "results that keep other bytes than their outputs"
 )
 
-var soakGates = []string{gateSoakCalls, gateVerdicts, gateAgreement, gateOutOfMemory, gateOver, gatePromise, gateSoakBits, gateSoakAdmit, gateSoakSplit, gateSoakRefuse, gateRefusals, gateCounters}
+var soakGates = []string{gateSoakCalls, gateVerdicts, gateAgreement, gateOutOfMemory, gateOver, gatePromise, gateSoakBits, gateSoakAdmit, gateSoakSplit, gateSoakRefuse, gateRefusals, gatePrefixes, gateKept, gateCounters}
 
 // soak runs random calls in random budgets, one after the other on the same device: admitted if and only if they would fit, which is
 // known beforehand from a refusal's own smallest budget, with live ballast up to the page and a limit for the bytes below it.
@@ -59,11 +62,12 @@ func soak(b *bench) error {
 		return err
 	}
 	baseline := counters(l.dev.Stats())
-	var verdicts, agreement, oom, over, promise, bits, rules, changed tally
+	var verdicts, agreement, oom, over, promise, bits, rules, prefixes, kept, changed tally
 	var admitted, split, refused int64
 	for i, j := range jobs {
 		r := random(j.seed + 1)
-		in := nested(random(j.seed), draw(random(j.seed), twin.Spec().Vocabulary, b.Requests, b.Tokens))
+		list := draw(random(j.seed), twin.Spec().Vocabulary, b.Requests, b.Tokens)
+		in := nested(random(j.seed), list)
 		budgets := []int64{j.least, j.least - 1, j.whole, j.whole - 1, j.least/2 + r.Int64N(j.whole), j.least + r.Int64N(max(1, j.whole-j.least))}
 		usable := max(0, budgets[r.IntN(len(budgets))])
 		what := fmt.Sprintf("call %d in %d bytes (smallest %d, whole %d)", i, usable, j.least, j.whole)
@@ -107,9 +111,21 @@ func soak(b *bench) error {
 			t = contradictions(o, usable)
 			rules.wrong(t.n > 0, "%s: %s", what, t.why)
 			rules.wrong(o.refusal != nil && o.refusal.SmallestBudgetBytes != j.least, "%s: the smallest budget is said to be another", what)
+			if o.refusal == nil {
+				continue
+			}
+			for n := range 2 { // the first LargestPrefix inputs fit, one more does not
+				prefix := o.refusal.LargestPrefix + n
+				a, err := priceOn(b, twin, forward.Many(list[:min(prefix, len(list))]...), usable)
+				if err != nil {
+					return err
+				}
+				prefixes.wrong(prefix > len(list) || (a.Verdict == trainerrank.Refused) != (n == 1), "%s: the first %d inputs: %s", what, prefix, a.Verdict)
+			}
 			continue
 		}
 		admitted++
+		kept.wrong(o.live != o.tel.RetainedBytes, "%s: %d kept, %d of outputs", what, o.live, o.tel.RetainedBytes)
 		split += count(o.tel.SubforwardCount > 1)
 		promise.wrong(o.observed > o.tel.PredictedPeakBytes || o.tel.PredictedPeakBytes > usable, "%s: predicted %d, observed %d", what, o.tel.PredictedPeakBytes, o.observed)
 		bits.wrong(differing(want.digests, o.digests) > 0, "%s", what)
@@ -117,7 +133,7 @@ func soak(b *bench) error {
 	changed.wrong(counters(l.dev.Stats()) != baseline, "after all calls")
 	b.equal(gateSoakCalls, int64(calls), admitted+refused)
 	b.gate(verdicts.none(gateVerdicts), agreement.none(gateAgreement), oom.none(gateOutOfMemory), over.none(gateOver), promise.none(gatePromise),
-		bits.none(gateSoakBits), rules.none(gateRefusals), changed.none(gateCounters))
+		bits.none(gateSoakBits), rules.none(gateRefusals), prefixes.none(gatePrefixes), kept.none(gateKept), changed.none(gateCounters))
 	// Budgets are drawn around the thresholds, so that there is enough of everything.
 	b.atLeast(gateSoakAdmit, int64(calls/4), admitted)
 	b.atLeast(gateSoakSplit, int64(calls/10), split)
