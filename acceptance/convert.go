@@ -11,7 +11,7 @@ import (
 
 // The gates of a call that converts, of one that is whole, and of one that is refused.
 var (
-	convertGates = []string{gateTooLarge, gateSubforwards, gateForwards, gateBits, gateObserved, gatePredicted, gateTaken, gateTold, gateLive, gateCounters}
+	convertGates = []string{gateTooLarge, gateSubforwards, gateForwards, gateBits, gateObserved, gateExact, gatePredicted, gateTaken, gateTold, gateLive, gateCounters}
 	wholeGates   = []string{gateSubforwards, gateForwards, gateExact, gateLive, gateCounters}
 	refusedGates = []string{gateRefused, gateForwards, gateNothing, gateWording, gateFields, gateCounters}
 )
@@ -85,6 +85,7 @@ func (c *conversion) converts(o *outcome, usable int64, want []string) error {
 	c.equal(gateForwards, int64(o.tel.SubforwardCount), int64(o.forwards))
 	c.equal(gateBits, 0, differing(want, o.digests))
 	c.atMost(gateObserved, o.tel.PredictedPeakBytes, o.observed)
+	c.equal(gateExact, o.tel.PredictedPeakBytes, o.observed)
 	c.atMost(gatePredicted, usable, o.tel.PredictedPeakBytes)
 	c.atMost(gateTaken, usable, o.taken)
 	c.equal(gateTold, o.observed, o.tel.ObservedPeakBytes)
