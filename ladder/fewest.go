@@ -279,20 +279,26 @@ func (v *view) outputsOnly(r Retention) (bool, int64, error) {
 }
 
 // fill walks the order and extends each chunk as long as its ephemeral bytes stay within room. Where they never fall as a chunk grows, no
-// other cut into such chunks has fewer. It is nil if a single request has more, or if more than limit chunks were needed.
+// other cut into such chunks has fewer; which is also why the end of a chunk can be found by doubling and halving, so that a long chunk is not priced once for each of its
+// requests. It is nil if a single request has more, or if more than limit chunks were needed.
 func (v *view) fill(room int64, limit int, r Retention) ([]run, error) {
 	var chunks []run
 	for lo := 0; lo < len(v.order); {
-		hi := lo
-		for hi < len(v.order) {
-			p, err := v.minimal(run{lo, hi + 1}, r)
+		hi, not := lo, len(v.order)+1 // [lo, hi) is within room, [lo, not) is not or cannot be
+		for not-hi > 1 {
+			at := hi + max(1, hi-lo)
+			if at >= not {
+				at = hi + (not-hi)/2
+			}
+			p, err := v.minimal(run{lo, at}, r)
 			if err != nil {
 				return nil, err
 			}
-			if p.Ephemeral() > room {
-				break
+			if p.Ephemeral() <= room {
+				hi = at
+			} else {
+				not = at
 			}
-			hi++
 		}
 		if hi == lo || len(chunks) == limit {
 			return nil, nil
