@@ -93,7 +93,7 @@ func (c *conversion) converts(o *outcome, usable int64, want []string) error {
 	c.equal(gateCounters, 0, count(o.changed))
 	c.note("%d requests of %d tokens, %d packed whole: unsplit needs %d bytes, %d usable: %d subforwards, predicted %d, observed %d, retained by the result %d, planned in %.1f ms",
 		c.Requests, c.Tokens, c.packed(), c.whole, usable, o.tel.SubforwardCount, o.tel.PredictedPeakBytes, o.observed, o.tel.RetainedBytes, float64(o.tel.PlanningTime.Microseconds())/1e3)
-	return nil
+	return c.rungs(usable)
 }
 
 // packed is the number of tokens of the unsplit call.
@@ -105,7 +105,27 @@ func (c *conversion) packed() int {
 	return a.PackedTokens
 }
 
-// refused gates a call of n active inputs that is to be refused with usable bytes. Nothing of it may run, and nothing may be taken.
+// rungs notes what was tried with so many usable bytes, in that order.
+func (c *conversion) rungs(usable int64) error {
+	a, err := priceOn(c, c.model, c.in, usable)
+	if err != nil {
+		return err
+	}
+	for i := range a.Rungs {
+		r := &a.Rungs[i]
+		layout, why := string(r.Layout), "fits"
+		if layout == "" {
+			layout = "at least, in any layout"
+		}
+		if !r.Fits {
+			why = fmt.Sprintf("%d more than usable", r.TotalBytes-usable)
+		}
+		c.note("tried: count %d, %s: %d bytes, %s", r.Count, layout, r.TotalBytes, why)
+	}
+	return nil
+}
+
+// refused gates a call that is to be refused with usable bytes. Nothing of it may run, and nothing may be taken.
 func (b *bench) refused(o *outcome, usable int64) {
 	b.equal(gateRefused, 1, count(o.refusal != nil))
 	b.equal(gateForwards, 0, int64(o.forwards))
