@@ -5,7 +5,9 @@ import (
 	"os"
 	"strings"
 
+	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/forward/transformer"
 	"github.com/trainerrank/engine/trainerrank"
 )
 
@@ -40,6 +42,7 @@ const (
 // conversion is an arm of the phases that split: a workload and what it needs whole.
 type conversion struct {
 	*lab
+	twin  *transformer.Model // never run, for prices
 	in    forward.Inputs
 	list  []forward.Input
 	whole int64 // bytes that the unsplit call needs
@@ -51,7 +54,7 @@ func (b *bench) conversion() (*conversion, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &conversion{list: workload(twin.Spec().Vocabulary, b.Requests, b.Tokens)}
+	c := &conversion{twin: twin, list: workload(twin.Spec().Vocabulary, b.Requests, b.Tokens)}
 	c.in = forward.Many(c.list...)
 	a, err := priceOn(b, twin, c.in, ample)
 	if err != nil {
@@ -98,7 +101,7 @@ func (c *conversion) converts(o *outcome, usable int64, want []string) error {
 
 // packed is the number of tokens of the unsplit call.
 func (c *conversion) packed() int {
-	a, err := priceOn(c, c.model, c.in, ample)
+	a, err := priceOn(c, c.twin, c.in, ample)
 	if err != nil {
 		return 0
 	}
@@ -107,7 +110,7 @@ func (c *conversion) packed() int {
 
 // rungs notes what was tried with so many usable bytes, in that order.
 func (c *conversion) rungs(usable int64) error {
-	a, err := priceOn(c, c.model, c.in, usable)
+	a, err := priceOn(c, c.twin, c.in, usable)
 	if err != nil {
 		return err
 	}
@@ -227,7 +230,7 @@ func capBelowOne(b *bench) error {
 	}
 	least := int64(ample)
 	for _, in := range c.list {
-		a, err := priceOn(c, c.model, forward.One(in), ample)
+		a, err := priceOn(c, c.twin, forward.One(in), ample)
 		if err != nil {
 			return err
 		}
@@ -256,8 +259,24 @@ func capBelowOne(b *bench) error {
 	return nil
 }
 
-// sixty is what the ballast leaves of the unsplit need: enough for parts, though each repeats what they share.
-func sixty(whole int64) int64 { return whole * 3 / 5 }
+// leaves is what the ballast leaves of the unsplit need: three fifths. Where no split fits in that, because the workspaces of many threads
+// outweigh the tokens, it is midway between the smallest budget and the whole.
+func (c *conversion) leaves() (int64, error) {
+	least, err := smallest(c, c.twin, c.in)
+	if err != nil {
+		return 0, err
+	}
+	fifths := c.whole * 3 / 5 &^ (device.PageSize - 1)
+	if fifths >= least {
+		return fifths, nil
+	}
+	middle := least + (c.whole-least)/2
+	c.note("no split fits in three fifths of %d bytes: the smallest budget is %d", c.whole, least)
+	if device.RoundPages(least) >= c.whole {
+		return 0, fmt.Errorf("the call needs %d bytes whole and %d split: give it more --tokens", c.whole, least)
+	}
+	return max(middle&^(device.PageSize-1), device.RoundPages(least)), nil
+}
 
 // ballastWarm: a call that ran whole before is split when live ballast leaves it three fifths.
 func ballastWarm(b *bench) error {
@@ -269,7 +288,11 @@ func ballastWarm(b *bench) error {
 	if err != nil {
 		return err
 	}
-	block, err := c.squeeze(sixty(c.whole))
+	left, err := c.leaves()
+	if err != nil {
+		return err
+	}
+	block, err := c.squeeze(left)
 	if err != nil {
 		return err
 	}
@@ -280,7 +303,7 @@ func ballastWarm(b *bench) error {
 	}
 	usable := c.dev.Free()
 	c.note("ballast: %d bytes live, every page touched", block.Bytes())
-	return c.converts(c.call("ballast leaves 60 %", rank, c.in), usable, whole.digests)
+	return c.converts(c.call("ballast leaves 3/5", rank, c.in), usable, whole.digests)
 }
 
 // ballastEighth: with an eighth of what the call needs whole it is refused, or split if it says that so little is enough.
@@ -293,7 +316,7 @@ func ballastEighth(b *bench) error {
 	if err != nil {
 		return err
 	}
-	least, err := smallest(c, c.model, c.in)
+	least, err := smallest(c, c.twin, c.in)
 	if err != nil {
 		return err
 	}
@@ -324,7 +347,11 @@ func coldBallast(b *bench) error {
 	if err != nil {
 		return err
 	}
-	block, err := c.squeeze(sixty(c.whole))
+	left, err := c.leaves()
+	if err != nil {
+		return err
+	}
+	block, err := c.squeeze(left)
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ func faults(b *bench) error {
 	if err != nil {
 		return err
 	}
-	least, err := smallest(c, c.model, c.in)
+	least, err := smallest(c, c.twin, c.in)
 	if err != nil {
 		return err
 	}
@@ -151,11 +151,15 @@ func (f *failing) failed(rank *trainerrank.TrainerRank) {
 }
 
 // overtaken has another goroutine take the memory after the call was planned for it and before it is reserved: while the plan is
-// rehearsed, which is after the free bytes were read. If it leaves nothing the call is refused; if it leaves three fifths the call is planned
-// anew, and split.
+// rehearsed, which is after the free bytes were read. If it leaves nothing the call is refused; if it leaves enough for a split the call is
+// planned anew.
 func (f *failing) overtaken() error {
 	var times, split int64
-	for _, left := range []int64{device.PageSize, sixty(f.whole)} {
+	enough, err := f.leaves()
+	if err != nil {
+		return err
+	}
+	for _, left := range []int64{device.PageSize, enough} {
 		rank, err := f.rank()
 		if err != nil {
 			return err

@@ -196,14 +196,14 @@ func (l *loads) models(dir string) error {
 			if err != nil {
 				return err
 			}
-			dev, err := device.NewHost(m.WeightBytes() + a.PredictedPeakBytes + 64<<20)
+			dev, err := device.NewHost(m.WeightBytes() + a.PredictedPeakBytes + copier.Costs(l.set.Files).Fixed + 64<<20)
 			if err != nil {
 				return err
 			}
 			if err := m.Place(dev); err != nil {
 				return err
 			}
-			staging := int64(16 << 20)
+			staging := copier.Costs(l.set.Files).Fixed + 16<<20
 			if scarce {
 				// The least of this copier is what its refusal says.
 				_, err := m.LoadBy(l, copier, 1, nil)
