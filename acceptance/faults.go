@@ -178,7 +178,7 @@ func (f *failing) overtaken() error {
 			})
 		}
 		before := counters(f.dev.Stats())
-		title := fmt.Sprintf("ballast leaves %s", shortBytes(left))
+		title := fmt.Sprintf("ballast comes, %s left", shortBytes(left))
 		o := f.call(title, rank, f.in)
 		f.model.rehearsed = nil
 		if grabErr != nil {

@@ -21,6 +21,7 @@ type CallTrace struct {
 	Admitted int64        `json:"admitted"` // predicted peak of the plan
 	Usable   int64        `json:"usable"`
 	Observed int64        `json:"observed"` // peak by the device's counters; of a refusal 0
+	Came     int64        `json:"came"`     // ballast that others put on the device during the call; it is in no sample
 	Refused  bool         `json:"refused"`
 	Samples  []Sample     `json:"samples"`
 }
@@ -95,11 +96,22 @@ func (r *recorder) end() {
 // trace is what was recorded, after its end.
 func (r *recorder) trace(title string, o *outcome) CallTrace {
 	c := CallTrace{Title: title, Base: r.base, Admitted: o.tel.PredictedPeakBytes, Usable: o.tel.UsableLimitBytes, Observed: o.observed}
+	for _, s := range r.samples {
+		c.Came = max(c.Came, s.InUse[device.Ballast])
+	}
+	if c.Came > 0 { // what others take is not the call's
+		c.Observed = 0
+		for i := range r.samples {
+			s := &r.samples[i]
+			s.InUse[device.Ballast] = 0
+			c.Observed = max(c.Observed, s.InUse.Total())
+		}
+	}
 	switch {
 	case o.refusal != nil && o.forwards == 0:
 		c.Verdict, c.Refused = "refused before it ran", true
-		if o.observed > 0 { // not by the call
-			c.Verdict = "refused, another took the memory"
+		if c.Came > 0 {
+			c.Verdict = "refused, overtaken"
 		}
 	case o.err != nil:
 		c.Verdict = "failed"

@@ -20,7 +20,7 @@ var colours = [device.NumPurposes]string{
 
 // The sizes of a panel, in pixels of the page, and how many are side by side.
 const (
-	panelWidth, panelHeight = 356, 236
+	panelWidth, panelHeight = 356, 258
 	plotLeft, plotTop       = 58, 62
 	plotWidth, plotHeight   = 280, 132
 	across                  = 3
@@ -52,7 +52,7 @@ svg { max-width: 100%; height: auto; } svg text { font: 11px system-ui, sans-ser
 {{range .Rows}}<tr{{if .First}} class="first"{{end}}><td class="arm">{{if .First}}{{.Arm}}{{end}}</td><td>{{.Name}}{{if and (not .Holds) .Why}}<div class="why">{{.Why}}</div>{{end}}</td><td class="n">{{.Op}} {{bytes .Bound}}</td><td class="n">{{bytes .Observed}}</td><td><span class="{{if .Holds}}holds{{else}}fails{{end}}">{{if .Holds}}holds{{else}}FAILS{{end}}</span></td></tr>
 {{end}}</table>
 <h2>Bytes over time</h2>
-<p class="note">A picture for each call: the bytes that it had in use beside those that were held before it (which are named below the picture), stacked by what they are for, over milliseconds since the call began; the time before the first byte is taken is planning. What was admitted, the predicted peak, is drawn solid; what was usable is dashed. Of a refused call the solid line is what the plan would have needed.</p>
+<p class="note">A picture for each call: the bytes that it had in use beside those that were held before it (which are named below the picture, and shown there as a strip of all memory), stacked by what they are for, over milliseconds since the call began; the time before the first byte is taken is planning. What was admitted, the predicted peak, is drawn solid; what was usable is dashed. Of a refused call the solid line is what the plan would have needed.</p>
 <p class="legend">{{range .Legend}}<span><i style="background:{{.Colour}}"></i>{{.Name}}</span>{{end}}<span><svg width="26" height="10"><line x1="0" y1="5" x2="26" y2="5" stroke="#111" stroke-width="2"/></svg> admitted</span><span><svg width="26" height="10"><line x1="0" y1="5" x2="26" y2="5" stroke="#b3261e" stroke-width="2" stroke-dasharray="5 3"/></svg> usable</span></p>
 {{range .Results}}<h2>{{.Arm}}</h2>
 {{range .Notes}}<p class="note">{{.}}</p>
@@ -117,6 +117,10 @@ func render(c *config, results []*Result, verdicts []Verdict) ([]byte, error) {
 	var used device.Sizes
 	for _, r := range results {
 		for _, call := range r.Trace.Calls {
+			used[device.Ballast] = max(used[device.Ballast], call.Came)
+			for p, n := range call.Base {
+				used[p] = max(used[p], n)
+			}
 			for _, s := range call.Samples {
 				for p, n := range s.InUse {
 					used[p] = max(used[p], n)
@@ -259,7 +263,23 @@ func (c *CallTrace) draw(b *strings.Builder) {
 		}
 		before = "held before: " + strings.Join(parts, ", ")
 	}
+	if c.Came > 0 {
+		before += fmt.Sprintf(", then ballast %s", shortBytes(c.Came))
+	}
 	text(plotLeft, plotTop+plotHeight+30, "s", "start", before)
+	// A strip of all the memory: what was held, and what was left.
+	held := c.Base
+	held[device.Ballast] += c.Came
+	all := float64(max(held.Total()+c.Usable, 1))
+	at := float64(plotLeft)
+	for p, n := range held {
+		width := float64(n) / all * plotWidth
+		if n > 0 {
+			fmt.Fprintf(b, `<rect x="%.1f" y="%d" width="%.1f" height="7" fill="%s"/>`, at, plotTop+plotHeight+36, width, colours[p])
+		}
+		at += width
+	}
+	fmt.Fprintf(b, `<rect x="%d" y="%d" width="%d" height="7" fill="none" stroke="#aab3c2"/>`, plotLeft, plotTop+plotHeight+36, plotWidth)
 }
 
 // showBytes is a number with its thousands apart.
