@@ -70,7 +70,9 @@ func (s *Set) Execute(ctx context.Context, plan *FitPlan, o LoadOptions) (*Tenso
 		}
 	}
 	if l.reader != nil {
-		err = errors.Join(err, l.reader.Close())
+		if e := l.reader.Close(); e != nil {
+			err = errors.Join(err, e)
+		}
 	}
 	l.own.Free()
 	if err == nil {
@@ -272,7 +274,7 @@ func (l *load) stream(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// placed is a chunk of a file.
+// placedChunk is a chunk of a file.
 type placedChunk struct {
 	*Chunk
 	file int // position in the plan

@@ -118,8 +118,8 @@ type FitPlan struct {
 	Files     []FilePlan // in the order in which they are to be loaded; with Group above 1, each Group of them together
 	Reordered bool       // that order is not the caller's, whose order does not fit
 
-	// Peak is the most bytes in use at any moment, everything included: exact for one rank that uses all the depth; an upper
-	// bound over several ranks, where tensors are not known, and where Align is above 1 and something is accumulated.
+	// Peak is the most bytes in use at any moment, everything included: exact for one rank that delivers in order and uses all the
+	// depth, as [Set.Execute] does; an upper bound over several ranks and where tensors are not known.
 	Peak    int64
 	Minimum int64 // the smallest budget that is enough, in this mode; if need be with another order and no queue
 

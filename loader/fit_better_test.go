@@ -198,6 +198,12 @@ func TestAtTheMinimumItFitsAndOneByteLessDoesNot(t *testing.T) {
 		} else if !p.Classic && p.Group == 1 && (p.Align == 1 || !p.AccumulateResident) && n%3 > 0 && minimum > 1 {
 			t.Fatalf("load %d: peak %d at the minimum of %d\n%s%v", n, plan.Peak, minimum, describe(stats, p), plan)
 		}
+		for range 4 { // and nowhere above it
+			p.Budget = minimum + rng.Int64N(200)
+			if plan, err = Fit(stats, p); err != nil || !p.Classic && plan.Peak > p.Budget {
+				t.Fatalf("load %d: minimum %d, with %d: %v, %v\n%s", n, minimum, p.Budget, plan, err, describe(stats, p))
+			}
+		}
 		if p.Budget = minimum - 1; p.Budget == 0 {
 			continue
 		}

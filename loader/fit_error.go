@@ -198,9 +198,12 @@ func levers(stats []FileStats, p PlanParams, least int64) []Lever {
 		try(LeverBorrow, "if tensors are used before the next one and not copied", stats, q)
 	}
 	if p.MaxChunk > 0 {
-		q := p
+		q, change := p, "without a chunk limit"
 		q.MaxChunk = 0
-		try(LeverMaxChunk, fmt.Sprintf("with a chunk limit of at least %d", largestPiece(stats, p.Classic)), stats, q)
+		if piece := largestPiece(stats, p.Classic); piece > p.MaxChunk {
+			q.MaxChunk, change = piece, fmt.Sprintf("with a chunk limit of %d", piece)
+		}
+		try(LeverMaxChunk, change, stats, q)
 	}
 	if p.Group > 1 {
 		q := p

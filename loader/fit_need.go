@@ -117,12 +117,34 @@ func (b *better) needOf(i int) fileNeed {
 	if b.group == 1 && n.tail < never {
 		n.tail = max(n.tail-before, 0)
 	}
-	// As one chunk that is handed over, it is rounded once. Nothing needs less: where that chunk fits, cutting first-fit makes it.
-	if whole := b.charge(f.Kept, mu, true); b.group == 1 && b.accumulate && f.Resident == f.Kept && f.Kept > 0 && f.Kept <= b.maxChunk && whole < satAdd(before, n.tail) {
-		n.resident = b.own(f.Kept)
-		n.tail = whole - n.resident
+	// Chunks that are handed over are rounded once each, not once a tensor. Where those that MaxChunk allows fit, cutting first-fit
+	// makes them.
+	if b.group == 1 && b.accumulate && f.Resident == f.Kept && f.Kept > 0 && f.Largest <= b.maxChunk {
+		if resident, most := b.packed(f, mu); most < satAdd(before, n.tail) {
+			n.resident, n.tail = resident, most-resident
+		}
 	}
 	return n
+}
+
+// packed is what a file needs whose chunks are all handed over and as large as MaxChunk lets first-fit make them: what stays of
+// it, and the most while it is loaded.
+func (b *better) packed(f *FileStats, mu int64) (resident, most int64) {
+	var chunk int64
+	end := func() {
+		most = max(most, satAdd(resident, b.charge(chunk, mu, true)))
+		resident = satAdd(resident, b.own(chunk))
+	}
+	for j := range f.Tensors {
+		t := &f.Tensors[j]
+		if chunk > b.maxChunk-t.Bytes {
+			end()
+			chunk = 0
+		}
+		chunk += t.Bytes
+	}
+	end()
+	return resident, most
 }
 
 // needOfSums is the need of a file of which only sums are known: the worst that they allow.

@@ -188,6 +188,30 @@ func TestPadding(t *testing.T) {
 	}
 }
 
+// With a chunk limit, too, what is handed over is rounded once a chunk and not once a tensor.
+func TestMinimumOfManySmallTensorsInLimitedChunks(t *testing.T) {
+	f := FileStats{Path: "f"}
+	for i := range 1000 {
+		f = add(f, fmt.Sprint(i), true, 1)
+	}
+	stats := []FileStats{f}
+	for _, c := range []struct{ limit, minimum int64 }{{0, 4096}, {1000, 4096}, {999, 8192}, {100, 40960}, {1, 4096000}} {
+		p := PlanParams{Budget: c.minimum, QueueSize: -1, MaxChunk: c.limit, AccumulateResident: true, Align: 4096, Group: 1, Copier: Costs{Multiplier: []Ratio{{1, 1}}}}
+		plan, err := Fit(stats, p)
+		if err != nil || plan.Minimum != c.minimum || plan.Peak != c.minimum {
+			t.Fatalf("limit %d: want %d, found %v, %v", c.limit, c.minimum, plan, err)
+		}
+		p.Budget--
+		e := fails(stats, p)
+		if e == nil || e.Minimum != c.minimum {
+			t.Fatalf("limit %d: with one byte less than %d: %v", c.limit, c.minimum, e)
+		}
+		if c.minimum > 4096 && !slices.Contains(e.Levers, Lever{LeverMaxChunk, "without a chunk limit", 4096}) {
+			t.Errorf("limit %d: levers %+v", c.limit, e.Levers)
+		}
+	}
+}
+
 // TestDefaultCharges holds the default mode to the figures that the reference page computes for its improvements.
 func TestDefaultCharges(t *testing.T) {
 	fit := func(stats []FileStats, p PlanParams) []int64 {
@@ -456,7 +480,7 @@ func TestRefusalNamesTheTensorAndTheWaysOut(t *testing.T) {
 	want := &BudgetInfeasibleError{
 		Limit: LimitMaxChunk, File: "a.safetensors", Index: 0, Tensor: "embed", ResidentBytes: 0, BudgetBytes: 550, PerChunkBytes: 5,
 		LargestBytes: 400, EffectiveDepth: Ratio{2, 1}, MaxChunk: 350, Budget: 600, Fixed: 50,
-		Levers: []Lever{{LeverMaxChunk, "with a chunk limit of at least 400", 1055}},
+		Levers: []Lever{{LeverMaxChunk, "with a chunk limit of 400", 1055}},
 	}
 	if diff := cmp.Diff(want, e); diff != "" {
 		t.Errorf("refusal (-want +got):\n%s", diff)

@@ -62,3 +62,43 @@ func BenchmarkPlan(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkSplit runs a call whose requests share nothing, so that a split computes no token more than the whole call: whole, and in the smallest budget.
+func BenchmarkSplit(b *testing.B) {
+	m := golden.Load(b, golden.FS(b, "qwen2-tiny"), golden.Options{Threads: 2})
+	r := golden.Rand(1)
+	var inputs []forward.Input
+	for i := range 8 {
+		in := forward.Input{TopK: 1}
+		for range 1000 {
+			in.Tokens = append(in.Tokens, int32(r.IntN(m.Spec().Vocabulary)))
+		}
+		in.Tokens[0] = int32(i)
+		inputs = append(inputs, in)
+	}
+	call := forward.Many(inputs...)
+	rank, err := New(m.Model)
+	if err != nil {
+		b.Fatal(err)
+	}
+	a, err := rank.Plan(b.Context(), call)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, usable := range []int64{a.PredictedPeakBytes, (a.PredictedPeakBytes + a.SmallestBudgetBytes) / 2, a.SmallestBudgetBytes} {
+		rank.limit = usable
+		plan, err := rank.Plan(b.Context(), call)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Run(fmt.Sprintf("%d subforwards/%d packed tokens", plan.SubforwardCount(), plan.PackedTokens), func(b *testing.B) {
+			for b.Loop() {
+				res, err := rank.DPRankForward(b.Context(), call)
+				if err != nil {
+					b.Fatal(err)
+				}
+				res.Release()
+			}
+		})
+	}
+}

@@ -105,6 +105,11 @@ func (t *tool) main(ctx context.Context, args []string) int {
 	if advice != "" {
 		fmt.Fprintf(t.stderr, "hint: %s\n", oneLine(advice))
 	}
+	return exitCode(err)
+}
+
+// exitCode is the exit code for an error.
+func exitCode(err error) int {
 	var usage *usageError
 	var refused *refusedError
 	var partial *trainerrank.PartialExecutionError
