@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
@@ -56,7 +57,7 @@ func loading(b *bench) error {
 	if err := l.models(dir); err != nil {
 		return err
 	}
-	b.atLeast(gateLoads, int64(2*4*len(loader.CopierNames())), l.n)
+	b.atLeast(gateLoads, int64(2*4*len(l.shapes())*len(loader.CopierNames())), l.n)
 	b.gate(l.other.none(gateLoadBytes), l.peak.none(gateLoadPeak), l.named.none(gateInfeasible), l.minimum.none(gateMinimum), l.left.none(gateLoadLeft), l.scores.none(gateScores))
 	return nil
 }
@@ -98,79 +99,128 @@ type loads struct {
 	other, peak, named, minimum, left, scores tally
 }
 
+// shape is a way to ask for a load.
+type shape struct {
+	name      string
+	delivered bool  // nothing stays on the device: pieces are handed over
+	queue     int   // see loader.PlanParams
+	maxChunk  int64 // bytes; 0 is no limit
+}
+
+// shapes are those that are tried: everything stays; the same in chunks that are less than the large tensors; nothing stays, so that
+// the smallest budget is far below the model.
+func (l *loads) shapes() []shape {
+	var largest int64
+	for _, name := range l.set.Names() {
+		t, _ := l.set.Tensor(name)
+		largest = max(largest, t.Bytes)
+	}
+	return []shape{
+		{name: "stays"},
+		{name: "stays, small chunks", queue: 1, maxChunk: device.RoundPages(largest / 3)},
+		{name: "handed over", queue: 1, delivered: true},
+	}
+}
+
 // by loads by one copier.
 func (l *loads) by(name string) error {
 	copier, err := loader.NewCopier(name, l.Threads)
 	if err != nil {
 		return err
 	}
-	stats := loader.StatsOf(l.set, loader.StatsOptions{Atom: func(*loader.Tensor) int64 { return device.PageSize }})
-	fit := func(budget int64) (*loader.FitPlan, error) {
-		return loader.Fit(stats, loader.PlanParams{
-			Budget: budget, Group: 1, AccumulateResident: true, Align: device.PageSize, Copier: copier.Costs(l.set.Files),
+	for i, shape := range l.shapes() {
+		what := name + ", " + shape.name
+		stats := loader.StatsOf(l.set, loader.StatsOptions{
+			Atom:     func(*loader.Tensor) int64 { return device.PageSize },
+			Resident: func(*loader.Tensor) bool { return !shape.delivered },
 		})
-	}
-	plan, err := fit(ample)
-	if err != nil {
-		return err
-	}
-	least, full := plan.Minimum, max(plan.Peak, plan.Minimum)
-	for _, budget := range []int64{1, least / 2, least - 1} {
-		_, err := fit(budget)
-		var e *loader.BudgetInfeasibleError
-		l.named.wrong(!errors.As(err, &e) || e.Minimum != least || e.MissingBytes() != least-budget, "%s, %d of %d bytes: %v", name, budget, least, err)
-		l.minimum.wrong(err == nil, "%s: %d bytes are enough, %d are said to be the smallest", name, budget, least)
-	}
-	for i, budget := range []int64{least, least + (full-least)/2, full, 2 * full} {
-		plan, err := fit(budget)
+		fit := func(budget int64) (*loader.FitPlan, error) {
+			return loader.Fit(stats, loader.PlanParams{
+				Budget: budget, Group: 1, AccumulateResident: true, Align: device.PageSize, Copier: copier.Costs(l.set.Files),
+				QueueSize: shape.queue, MaxChunk: shape.maxChunk,
+			})
+		}
+		plan, err := fit(ample)
 		if err != nil {
-			l.minimum.wrong(true, "%s, %d bytes: %v", name, budget, err)
-			continue
-		}
-		title := ""
-		if i == 0 || i == 2 {
-			title = []string{name + ", smallest budget", "", name + ", ample budget"}[i]
-		}
-		if err := l.load(title, plan, copier); err != nil {
 			return err
+		}
+		least, full := plan.Minimum, max(plan.Peak, plan.Minimum)
+		for _, budget := range []int64{1, least / 2, least - 1} {
+			if budget < 1 || budget >= least { // a copier that shows the page cache needs nothing where nothing stays
+				continue
+			}
+			_, err := fit(budget)
+			var e *loader.BudgetInfeasibleError
+			l.named.wrong(!errors.As(err, &e) || e.Minimum != least || e.MissingBytes() != least-budget, "%s, %d of %d bytes: %v", what, budget, least, err)
+			l.minimum.wrong(err == nil, "%s: %d bytes are enough, %d are said to be the smallest", what, budget, least)
+		}
+		for j, budget := range []int64{least, least + (full-least)/2, full, 2 * full} {
+			plan, err := fit(budget)
+			if err != nil {
+				l.minimum.wrong(true, "%s, %d bytes: %v", what, budget, err)
+				continue
+			}
+			title := ""
+			if i > 0 && j == 0 || i == 1 && j == 2 {
+				title = fmt.Sprintf("%s, in %s", what, shortBytes(budget))
+			}
+			if err := l.load(title, shape, plan, copier); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// load carries a plan out, cold and again, on a device that has no byte more than the budget.
-func (l *loads) load(title string, plan *loader.FitPlan, copier loader.Copier) error {
+// load carries a plan out, and again, on a device that has no byte more than the budget.
+func (l *loads) load(title string, shape shape, plan *loader.FitPlan, copier loader.Copier) error {
 	for range 2 {
 		dev, err := device.NewHost(plan.Budget)
 		if err != nil {
 			return err
 		}
 		rec := newRecorder(dev)
-		tensors, report, err := l.set.Execute(l, plan, loader.LoadOptions{
-			Device: dev, Copier: copier, Threads: l.Threads, Progress: func(int64, int64) { rec.sample() },
-		})
+		pieces := make(map[string][]byte) // what was handed over
+		var mu sync.Mutex
+		o := loader.LoadOptions{Device: dev, Copier: copier, Threads: l.Threads, Progress: func(int64, int64) { rec.sample() }}
+		if shape.delivered {
+			o.Deliver = func(p loader.Piece) error {
+				rec.sample()
+				mu.Lock()
+				defer mu.Unlock()
+				if pieces[p.Tensor.Name] == nil {
+					pieces[p.Tensor.Name] = make([]byte, p.Tensor.Bytes)
+				}
+				copy(pieces[p.Tensor.Name][p.Offset:], p.Data)
+				return nil
+			}
+		}
+		tensors, report, err := l.set.Execute(l, plan, o)
 		rec.end()
 		peak := dev.Stats().PeakAllocated
-		trace := rec.trace(title, &outcome{observed: peak})
 		if err != nil {
 			return err
 		}
 		l.n++
-		what := fmt.Sprintf("%s in %d bytes", copier.Name(), plan.Budget)
+		what := fmt.Sprintf("%s, %s, in %d bytes", copier.Name(), shape.name, plan.Budget)
 		l.peak.wrong(peak > plan.Budget || peak > plan.Peak || report.Peak > plan.Peak, "%s: predicted %d, report %d, device %d", what, plan.Peak, report.Peak, peak)
 		for _, name := range l.set.Names() {
 			t, _ := l.set.Tensor(name)
-			m, ok := tensors.Mem(t)
-			l.other.wrong(!ok || l.sums[name] != sha256.Sum256(m.Raw()), "%s: tensor %s", what, name)
+			data := pieces[name]
+			if m, ok := tensors.Mem(t); ok {
+				data = m.Raw()
+			}
+			l.other.wrong(int64(len(data)) != t.Bytes || l.sums[name] != sha256.Sum256(data), "%s: tensor %s", what, name)
 		}
-		tensors.Free()
-		s := dev.Stats()
-		l.left.wrong(s.Allocated != 0 || s.Blocks != 0, "%s: %d bytes in %d blocks", what, s.Allocated, s.Blocks)
 		if title != "" {
+			trace := rec.trace(title, &outcome{observed: peak})
 			trace.Verdict, trace.Admitted, trace.Usable = "loaded", plan.Peak, plan.Budget
 			l.trace.Calls = append(l.trace.Calls, trace)
 			title = ""
 		}
+		tensors.Free()
+		s := dev.Stats()
+		l.left.wrong(s.Allocated != 0 || s.Blocks != 0, "%s: %d bytes in %d blocks", what, s.Allocated, s.Blocks)
 	}
 	return nil
 }
