@@ -1,0 +1,20 @@
+package main
+
+// arms are those that are built, in the order in which they are run.
+var arms []arm
+
+func init() { // a table of functions that look into the table
+	arms = []arm{
+		{"split-conversion cap unlimited", "split-conversion", pressureCap, "with room: whole, predicted to the byte", wholeGates, capUnlimited},
+		{"split-conversion cap below whole", "split-conversion", pressureCap, "one byte less than the whole needs: split, same bits", convertGates, capBelowWhole},
+		{"split-conversion cap below one", "split-conversion", pressureCap, "less than one request needs: refused before anything runs",
+			append([]string{"inputs that are said to fit", gateSingle}, refusedGates...), capBelowOne},
+		{"split-conversion ballast no_grad", "split-conversion", pressureBallast, "live ballast leaves 60 %: split, same bits", convertGates, ballastWarm},
+		{"split-conversion ballast R/8", "split-conversion", pressureBallast, "live ballast leaves an eighth: refused, or split if that is enough", []string{gateAdmitted, gateForwards, gateCounters}, ballastEighth},
+		{"cold ballast no_grad", "cold", "", "the first call of a process, under ballast: split", append([]string{"priced exactly"}, convertGates...), coldBallast},
+		{"invariance", "invariance", "", "orders, nestings, splits, threads: same bits", invarianceGates, invariance},
+		{"faults", "faults", "", "cancellation, failing subforwards, memory taken away: typed, nothing left, next call right", faultGates, faults},
+		{"pressure-soak", "pressure-soak", "", "random calls in random budgets: admitted if and only if they fit", soakGates, soak},
+		{"load", "load", "", "budgets from too small to ample, by every copier: same bytes, inside the budget", loadGates, loading},
+	}
+}
