@@ -67,7 +67,7 @@ func TestReplayNeverExceedsTheBudget(t *testing.T) {
 		stats, p := randomLoad(rng, true)
 		p.Classic = n%4 == 0 && hasClassic(p)
 		if rng.IntN(3) == 0 {
-			p.Align = 1 << rng.IntN(7)
+			p.Align = randomAlign(rng)
 		}
 		p.DepthFirst = rng.IntN(3) == 0
 		minimum, ok := leastBudget(stats, p)
@@ -162,7 +162,7 @@ func TestAtTheMinimumItFitsAndOneByteLessDoesNot(t *testing.T) {
 		stats, p := randomLoad(rng, n%3 > 0)
 		p.Classic = n%4 == 0 && hasClassic(p)
 		if rng.IntN(3) == 0 {
-			p.Align = 1 << rng.IntN(7)
+			p.Align = randomAlign(rng)
 		}
 		p.Budget = 1
 		var refusal *BudgetInfeasibleError
@@ -199,7 +199,7 @@ func TestAtTheMinimumItFitsAndOneByteLessDoesNot(t *testing.T) {
 			t.Fatalf("load %d: peak %d at the minimum of %d\n%s%v", n, plan.Peak, minimum, describe(stats, p), plan)
 		}
 		for range 4 { // and nowhere above it
-			p.Budget = minimum + rng.Int64N(200)
+			p.Budget = minimum + rng.Int64N(max(200, 2*p.Align))
 			if plan, err = Fit(stats, p); err != nil || !p.Classic && plan.Peak > p.Budget {
 				t.Fatalf("load %d: minimum %d, with %d: %v, %v\n%s", n, minimum, p.Budget, plan, err, describe(stats, p))
 			}
@@ -271,6 +271,56 @@ func TestDefaultIsAtLeastAsGoodAsClassic(t *testing.T) {
 	if min(deeper, fewer, clamped, only) < 20 {
 		t.Error("the generator has drifted: too few loads of some kind")
 	}
+}
+
+// The classic mode counts bytes and a device pages. Whatever it really takes at its smallest budget, with each block rounded, is enough
+// for the default mode with the rounding charged: nothing that loads in classic mode is refused.
+func TestDefaultNeedsNoMoreThanClassicTakesInPages(t *testing.T) {
+	rng := rand.New(rand.NewPCG(8, 0))
+	checked, limited, less := 0, 0, 0
+	for n := range loads(t) {
+		stats, p := randomLoad(rng, true)
+		p.QueueSize, p.Group = -1, 1 // of several ranks the default mode knows a bound only
+		p.Align = []int64{1, 512, 4096}[rng.IntN(3)]
+		if rng.IntN(2) == 0 { // a chunk limit that some tensors just pass
+			for i := range stats {
+				p.MaxChunk = max(p.MaxChunk, stats[i].Largest)
+			}
+			p.MaxChunk += rng.Int64N(p.MaxChunk + 2)
+		}
+		var ok bool
+		if p.Budget, ok = leastBudget(stats, classically(p)); !ok || !hasClassic(p) {
+			continue
+		}
+		classic, err := Fit(stats, classically(p))
+		if err != nil {
+			t.Fatalf("load %d: %v\n%s", n, err, describe(stats, p))
+		}
+		rounded, err := simulateRounded(classic, classically(p), p.Align)
+		if err != nil {
+			t.Fatalf("load %d: %v\n%s", n, err, describe(stats, p))
+		}
+		rounded = max(rounded, 1) // a budget has to be
+		// Above it, too: with more room chunks become larger, and must not become too large.
+		for _, p.Budget = range []int64{rounded, rounded + 1, rounded + rng.Int64N(2*p.Align), rounded + rng.Int64N(2*rounded+2)} {
+			better, err := Fit(stats, p)
+			if err != nil {
+				t.Fatalf("load %d: classic takes %d, default: %v\n%s%v", n, rounded, err, describe(stats, p), classic)
+			}
+			peak, err := simulate(better, p, nil)
+			if err != nil || peak > better.Peak || better.Peak > p.Budget {
+				t.Fatalf("load %d: peak %d, predicted %d, budget %d, %v\n%s%v", n, peak, better.Peak, p.Budget, err, describe(stats, p), better)
+			}
+			checked++
+			if p.MaxChunk > 0 {
+				limited++
+			}
+			if better.Minimum < rounded {
+				less++
+			}
+		}
+	}
+	t.Logf("%d plans, %d with a chunk limit, %d whose smallest budget is less", checked, limited, less)
 }
 
 func classically(p PlanParams) PlanParams {

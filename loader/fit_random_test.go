@@ -99,6 +99,14 @@ func randomLoad(rng *rand.Rand, tensors bool) ([]FileStats, PlanParams) {
 	return stats, p
 }
 
+// randomAlign is a unit of memory: small against the sizes of randomLoad, or a block of a disk or a page and large against most.
+func randomAlign(rng *rand.Rand) int64 {
+	if rng.IntN(2) == 0 {
+		return []int64{1, 512, 4096}[rng.IntN(3)]
+	}
+	return 1 << rng.IntN(7)
+}
+
 // hasClassic says whether the classic mode has plans with such costs.
 func hasClassic(p PlanParams) bool {
 	return !slices.ContainsFunc(p.Copier.Multiplier, func(r Ratio) bool { return r.Num < r.Den })

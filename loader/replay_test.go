@@ -66,6 +66,17 @@ func simulate(plan *FitPlan, p PlanParams, rng *rand.Rand) (peak int64, err erro
 	if p.Classic {
 		s.align = 1
 	}
+	return s.run()
+}
+
+// simulateRounded is simulate with every block rounded up to align, whatever the mode charges.
+func simulateRounded(plan *FitPlan, p PlanParams, align int64) (peak int64, err error) {
+	s := &simulation{plan: plan, p: p, align: align}
+	return s.run()
+}
+
+func (s *simulation) run() (peak int64, err error) {
+	plan, p := s.plan, s.p
 	var firsts []int
 	for range p.Group {
 		s.ranks = append(s.ranks, &simRank{machine: newMachine()})
