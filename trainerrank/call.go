@@ -12,6 +12,7 @@ type call struct {
 	grad       forward.GradMode
 	checkpoint forward.Selection
 	progress   func(done, total int)
+	agree      bool             // with the other ranks on the outcome
 	inputs     []*forward.Input // in the caller's order
 	groups     []int            // per input its group, -1 if it wants no output
 	members    [][]int          // per group its inputs, in the caller's order

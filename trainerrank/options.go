@@ -3,6 +3,7 @@ package trainerrank
 import (
 	"slices"
 
+	"github.com/trainerrank/engine/collective"
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/forward/prefixtree"
@@ -23,6 +24,9 @@ func WithCostTables(tables ...prefixtree.Table) Option {
 	return func(t *TrainerRank) { t.tables = append(slices.Clone(tables), t.tables...) }
 }
 
+// WithWorld says with which other ranks this one runs. The default is to be alone.
+func WithWorld(w collective.World) Option { return func(t *TrainerRank) { t.world = w } }
+
 // CallOption configures one call.
 type CallOption func(*call)
 
@@ -34,3 +38,7 @@ func WithCheckpoint(s forward.Selection) CallOption { return func(c *call) { c.c
 
 // WithProgress asks for fn to be called now and then while the model runs, with the steps done and their number; of a call that is split, with packed tokens.
 func WithProgress(fn func(done, total int)) CallOption { return func(c *call) { c.progress = fn } }
+
+// AgreeAcrossRanks makes the ranks of the world agree on the outcome: a call that is refused or fails on one rank gives an error on all, on the others one that
+// wraps a [*collective.PeerError], and then nothing of it is left on any. All ranks must make the call, with inputs of their own, which may be none.
+func AgreeAcrossRanks() CallOption { return func(c *call) { c.agree = true } }

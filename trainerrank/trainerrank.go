@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/trainerrank/engine/collective"
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/forward/prefixtree"
@@ -29,6 +30,7 @@ type TrainerRank struct {
 	dev   device.Device
 	limit int64         // bytes that a call may use at most
 	turn  chan struct{} // holds one token: the right to run a call
+	world collective.World
 	// tables are those of costs, in the order in which they are asked whether they are for the model and the device.
 	tables []prefixtree.Table
 
@@ -39,7 +41,7 @@ type TrainerRank struct {
 // New wraps a model. The device is that of the model's weights unless [WithDevice] names one. A model that cannot rehearse its
 // calls is refused: pricing by observation is not built yet.
 func New(m forward.Model, opts ...Option) (*TrainerRank, error) {
-	t := &TrainerRank{model: m, limit: math.MaxInt64, turn: make(chan struct{}, 1), tables: []prefixtree.Table{hostTable}}
+	t := &TrainerRank{model: m, limit: math.MaxInt64, turn: make(chan struct{}, 1), world: collective.Solo{}, tables: []prefixtree.Table{hostTable}}
 	for _, o := range opts {
 		o(t)
 	}
@@ -163,33 +165,50 @@ func (t *TrainerRank) Plan(ctx context.Context, in forward.Inputs, opts ...CallO
 // The context is looked at between subforwards and, by the model, between layers.
 func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts ...CallOption) (*Result, error) {
 	c, err := t.newCall(in, opts)
-	if err != nil {
+	if err == nil {
+		if err = t.lock(ctx); err == nil {
+			defer func() { <-t.turn }()
+		}
+	}
+	var a *Admission
+	var slabs *device.Reservation
+	if err == nil && len(c.inputs) > 0 { // an empty call disturbs nothing, the telemetry included
+		a, slabs, err = t.reserve(ctx, c)
+	}
+	if err = t.settle(ctx, c, err); err != nil {
+		slabs.Release()
 		return nil, err
 	}
-	if err := t.lock(ctx); err != nil {
-		return nil, err
-	}
-	defer func() { <-t.turn }()
-	if len(c.inputs) == 0 { // disturbs nothing, the telemetry included
-		return &Result{held: &holding{}, Outputs: in.Shape(nil)}, nil
-	}
-	a, slabs, err := t.reserve(ctx, c)
-	if err != nil {
-		return nil, err
-	}
-	tel := telemetry(a)
 	flat := make([]*forward.Output, len(c.inputs))
 	for i := range flat {
 		flat[i] = &forward.Output{NoGrad: true}
 	}
-	if slabs != nil {
-		err = t.run(ctx, c, a, slabs, flat, &tel)
+	var tel Telemetry
+	if a != nil {
+		tel = telemetry(a)
+		if slabs != nil {
+			err = t.run(ctx, c, a, slabs, flat, &tel)
+		}
+		t.record(tel)
 	}
-	t.record(tel)
-	if err != nil {
+	if err = t.settle(ctx, c, err); err != nil {
+		slabs.Release()
 		return nil, err
 	}
 	res := &Result{held: &holding{res: slabs}, Telemetry: tel, Outputs: in.Shape(flat)}
 	res.cleanup = runtime.AddCleanup(res, (*holding).release, res.held)
 	return res, nil
+}
+
+// settle is where ranks agree, if the call asks for it: a failure of one is a failure of all. Every call comes here twice, whatever its inputs are, so the
+// number of collectives does not depend on what only one rank knows.
+func (t *TrainerRank) settle(ctx context.Context, c *call, err error) error {
+	if !c.agree {
+		return err
+	}
+	all := collective.Agree(ctx, t.world, err)
+	if all != nil && err == nil {
+		return fmt.Errorf("forward: on another rank: %w", all)
+	}
+	return all
 }
