@@ -4,7 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"unicode/utf8"
+
+	"github.com/trainerrank/engine/internal/strictjson"
 )
 
 // FormatError says that a file is not a whole and sound safetensors file.
@@ -215,17 +216,7 @@ func Hint(err error) string {
 }
 
 // quote shows a foreign name: escaped, so that it cannot play tricks on a terminal, and of bounded length.
-func quote(s string) string {
-	const most = 120
-	if len(s) <= most {
-		return fmt.Sprintf("%q", s)
-	}
-	cut := most
-	for cut > 0 && !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return fmt.Sprintf("%q... (%d bytes)", s[:cut], len(s))
-}
+func quote(s string) string { return strictjson.Quote(s, 120) }
 
 func quoteAll(names []string) string {
 	quoted := make([]string, len(names))

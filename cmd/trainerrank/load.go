@@ -330,16 +330,5 @@ func (l *loading) print(ctx context.Context, report *loader.LoadReport) error {
 }
 
 func (l *loading) writeSummary(ctx context.Context) error {
-	if l.summary == "" {
-		return nil
-	}
-	err := writeFile(ctx, l.summary, func(w io.Writer) error {
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		return e.Encode(l.sum)
-	})
-	if err != nil {
-		return &fileError{"load: " + writingSummary, l.summary, err}
-	}
-	return nil
+	return writeSummary(ctx, "load", l.summary, l.sum)
 }

@@ -360,16 +360,21 @@ func (s *session) close() {
 }
 
 func (s *session) writeSummary(ctx context.Context) error {
-	if s.summary == "" {
+	return writeSummary(ctx, s.verb, s.summary, s.sum)
+}
+
+// writeSummary writes the summary of a verb as one JSON object, if a file is named for it.
+func writeSummary(ctx context.Context, verb, path string, sum any) error {
+	if path == "" {
 		return nil
 	}
-	err := writeFile(ctx, s.summary, func(w io.Writer) error {
+	err := writeFile(ctx, path, func(w io.Writer) error {
 		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")
-		return e.Encode(s.sum)
+		return e.Encode(sum)
 	})
 	if err != nil {
-		return &fileError{s.verb + ": " + writingSummary, s.summary, err}
+		return &fileError{verb + ": " + writingSummary, path, err}
 	}
 	return nil
 }

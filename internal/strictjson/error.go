@@ -32,9 +32,11 @@ func errorAt[T string | []byte](text T, offset int, format string, args ...any) 
 	return e
 }
 
-// quote shows a piece of foreign text: escaped, so that it cannot play tricks on a terminal, and of bounded length.
-func quote(s string) string {
-	const most = 80
+// quote shows a piece of the text in an error.
+func quote(s string) string { return Quote(s, 80) }
+
+// Quote shows a piece of foreign text: escaped, so that it cannot play tricks on a terminal, and cut if it is longer than most bytes.
+func Quote(s string, most int) string {
 	if len(s) <= most {
 		return fmt.Sprintf("%q", s)
 	}
