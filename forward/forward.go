@@ -97,7 +97,9 @@ type Spec struct {
 type Batch struct {
 	*prefixtree.Batch
 	Requests []*Input
-	Grad     bool
+	Adapter  *Adapter              // what the base weights are added to; nil: nothing
+	Grad     bool                  // whether the pass keeps a graph: for the parameters of the adapter, or without one for those of the base model
+	Keep     Retention             // what the graph keeps; "" is Stored
 	Arena    device.Arena          // where the pass lives
 	Progress func(done, total int) // called now and then with steps done; nil: not wanted
 }
@@ -105,6 +107,7 @@ type Batch struct {
 // Pass is what a forward of a Batch leaves.
 type Pass struct {
 	Outputs []Output // per row of the batch
+	Graph   Graph    // nil without gradients
 }
 
 // Footprint is what a pass needs, in bytes, rounded as a device rounds.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/forward/prefixtree"
 	"github.com/trainerrank/engine/profile"
 )
@@ -18,13 +19,13 @@ const (
 )
 
 // Retention is how much of a graph is kept for the backward.
-type Retention string
+type Retention = forward.Retention
 
-// The retentions, each with less memory and more work than the one before.
+// The retentions, from the one that needs most memory to the one that needs most time.
 const (
-	Stored Retention = "stored" // all activations
-	Layer  Retention = "layer"  // the input of each layer, which is run again in the backward
-	Replay Retention = "replay" // the tokens: the subforward is run again in the backward
+	Stored = forward.Stored
+	Layer  = forward.Layer
+	Replay = forward.Replay
 )
 
 // Request is what the ladder must know of one input.
