@@ -92,7 +92,8 @@ type Backend interface {
 	Name() string
 	// Threads is the number of workers.
 	Threads() int
-	// Do runs fn and returns its error. Calls from several goroutines run one after another.
+	// Do runs fn and returns its error. Calls from several goroutines run one after another. What fn, or a loop that it shares, does to its goroutine,
+	// a panic or [runtime.Goexit], happens to the caller's, after the loop has ended on all workers; the backend stays usable.
 	Do(fn func() error) error
 	// Each calls fn(worker, i) for every i < n, on all workers, and returns when all calls have returned. Indices are taken in ascending
 	// order. It is called from the function of Do.

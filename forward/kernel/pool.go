@@ -12,6 +12,9 @@ import (
 // pool has one for every CPU that the process may use, pinned to a CPU. [pool.do] runs a function on worker 0, and that function shares
 // loops among all workers with [pool.each]. A worker that waits spins for some microseconds, which is how long the gaps within a call
 // last, and then sleeps.
+//
+// What a caller's function does to the goroutine that it runs on happens to the caller's instead: a panic is raised again there, and
+// [runtime.Goexit] (a t.FailNow in a callback, say) ends that one, and not a worker.
 type pool struct {
 	n     int
 	spins int
@@ -62,7 +65,14 @@ func newPool(n int) *pool {
 }
 
 func (p *pool) worker(w, cpu int) {
-	defer p.gone.Done()
+	ended := false
+	defer func() {
+		if !ended {
+			go p.worker(w, cpu) // runtime.Goexit took the goroutine and its thread: another one goes on
+			return
+		}
+		p.gone.Done()
+	}()
 	// Never unlocked: a pinned thread must end with its goroutine rather than go back to the runtime's pool.
 	runtime.LockOSThread()
 	if cpu >= 0 {
@@ -72,10 +82,12 @@ func (p *pool) worker(w, cpu int) {
 		for fn := range p.calls {
 			fn()
 		}
+		ended = true
 		return
 	}
 	for j := p.idle; ; {
 		if j = p.await(j); j == nil {
+			ended = true
 			return
 		}
 		if j != p.idle { // whose count of indices would rise with every loop, and overflow one day
@@ -121,10 +133,14 @@ func (j *job) run(w int) {
 	}
 }
 
-// one runs index i. A panic is kept for whoever started the loop.
+// one runs index i. A panic is kept for whoever started the loop, and so is the end of the goroutine.
 func (j *job) one(w, i int) {
+	var r any = exited{}
 	defer func() {
-		if r := recover(); r != nil {
+		if p := recover(); p != nil {
+			r = p
+		}
+		if r != nil {
 			j.fail.CompareAndSwap(nil, &r)
 		}
 		if j.done.Add(1) == j.n {
@@ -132,6 +148,21 @@ func (j *job) one(w, i int) {
 		}
 	}()
 	j.fn(w, i)
+	r = nil
+}
+
+// exited stands for a panic where a function neither returned nor panicked: it called [runtime.Goexit].
+type exited struct{}
+
+// raise does to this goroutine what was done to another: r is a panic, [exited], or nil.
+func raise(r any) {
+	switch r.(type) {
+	case nil:
+	case exited:
+		runtime.Goexit()
+	default:
+		panic(r)
+	}
 }
 
 // do runs fn on worker 0 and returns when it has returned. A panic of fn, or of a loop that it runs, is raised again in the caller.
@@ -140,12 +171,17 @@ func (p *pool) do(fn func()) {
 	defer p.turn.Unlock()
 	done := make(chan any, 1)
 	p.calls <- func() {
-		defer func() { done <- recover() }()
+		var r any = exited{}
+		defer func() {
+			if p := recover(); p != nil {
+				r = p
+			}
+			done <- r
+		}()
 		fn()
+		r = nil
 	}
-	if r := <-done; r != nil {
-		panic(r)
-	}
+	raise(<-done)
 }
 
 // each calls fn(worker, i) for every i < n, on all workers, and returns when all calls have returned. Indices are taken in
@@ -159,7 +195,17 @@ func (p *pool) each(n int, fn func(worker, i int)) {
 	}
 	j := &job{n: int32(n), fn: fn, fin: make(chan struct{})}
 	p.set(j)
-	j.run(0)
+	func() {
+		defer p.finish(j) // also if fn ends this goroutine: the other workers are still in the loop
+		j.run(0)
+	}()
+	if r := j.fail.Load(); r != nil {
+		raise(*r)
+	}
+}
+
+// finish waits until all indices of the present job are done.
+func (p *pool) finish(j *job) {
 	for range p.spins {
 		if j.done.Load() == j.n {
 			break
@@ -171,9 +217,6 @@ func (p *pool) each(n int, fn func(worker, i int)) {
 	p.mu.Lock()
 	p.job.Store(p.idle)
 	p.mu.Unlock()
-	if r := j.fail.Load(); r != nil {
-		panic(*r)
-	}
 }
 
 // close ends the workers and waits for them.

@@ -214,6 +214,64 @@ func TestPoolPassesPanicsOnAndStaysUsable(t *testing.T) {
 	}
 }
 
+// A function that ends its goroutine, as t.FailNow in a callback does, ends the caller's and no worker, once no other worker runs the loop any more.
+func TestPoolPassesGoexitOnAndStaysUsable(t *testing.T) {
+	for _, threads := range []int{1, 2, 3, 8} {
+		t.Run(fmt.Sprint(threads), func(t *testing.T) {
+			inTime(t, time.Minute, func() {
+				p := newPool(threads)
+				defer p.close()
+				var running atomic.Int32
+				// exits says whether a session that runs fn ends the goroutine that asks for it.
+				exits := func(fn func()) (ended bool) {
+					done := make(chan struct{})
+					go func() {
+						defer close(done)
+						ended = true
+						p.do(fn)
+						ended = false
+					}()
+					<-done
+					if n := running.Load(); n != 0 {
+						t.Errorf("%d indices are still running", n)
+					}
+					return ended
+				}
+				for round := range fewer(50) {
+					n := 1 + round%9
+					after := false
+					for what, fn := range map[string]func(){
+						"the session": runtime.Goexit,
+						"every index": func() {
+							p.each(n, func(int, int) { runtime.Goexit() })
+							after = true
+						},
+						"one index": func() {
+							p.each(n, func(_, i int) {
+								running.Add(1)
+								defer running.Add(-1)
+								if i == round%n {
+									runtime.Goexit()
+								}
+								time.Sleep(10 * time.Microsecond)
+							})
+							after = true
+						},
+					} {
+						if !exits(fn) || after {
+							t.Errorf("round %d: %s ends its goroutine: the caller goes on, or the session (%t)", round, what, after)
+						}
+						var ran atomic.Int32
+						if exits(func() { p.each(n, func(int, int) { ran.Add(1) }) }) || int(ran.Load()) != n {
+							t.Errorf("round %d, after %s ended its goroutine: %d of %d indices ran", round, what, ran.Load(), n)
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
 // workers is the number of goroutines that are pool workers, of whatever pool.
 func workers() int {
 	buf := make([]byte, 1<<20)
