@@ -66,8 +66,9 @@ func (in *Input) Active() bool {
 // Width is the number of labels per position: TargetWidth, or 1 if it is 0.
 func (in *Input) Width() int { return max(1, in.TargetWidth) }
 
-// Output is the answer to one Input of n tokens. Its tensors lie in the device's memory and are valid until the result is
-// released. What was not asked for is nil.
+// Output is the answer to one Input of n tokens. Its tensors lie in the device's memory and are valid until the result is released, and of a result that is never
+// released, as long as the program holds it or one of its Outputs. A tensor does not hold the memory that it lies in: keep its Output beside it. What was not
+// asked for is nil.
 type Output struct {
 	TargetLogprobs *tensor.Dense // float32 [n], or [n, TargetWidth] if that is above 1
 	TopK           *TopK
@@ -75,7 +76,12 @@ type Output struct {
 	HiddenStates   *tensor.Dense // float32 [n, hidden]
 	Checkpoint     string        // the adapter that it ran on, "" for the base model
 	NoGrad         bool          // no graph was kept
+
+	owner any
 }
+
+// KeepAlive makes the output keep owner reachable: whoever owns the memory of its tensors.
+func (o *Output) KeepAlive(owner any) { o.owner = owner }
 
 // TopK holds the k most likely tokens of each of n positions, most likely first; of equal ones the lower token comes first.
 type TopK struct {

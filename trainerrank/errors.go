@@ -19,7 +19,8 @@ func (e *InputError) Unwrap() error { return e.Err }
 // MemoryError is the refusal of a call that does not fit, before anything ran. All numbers belong to one and the same plan: the whole call with
 // fewest tokens.
 //
-// It is also what a [PartialExecutionError] wraps if memory ran out while a split ran; then the numbers are those of the split.
+// It is also what a [PartialExecutionError] wraps if memory ran out while a split ran; then the numbers are those of the split, and SmallestBudgetBytes is what
+// it was to need.
 type MemoryError struct {
 	PredictedPeakBytes  int64 // bytes that the call needs beside what is allocated
 	UsableLimitBytes    int64 // bytes that it may use

@@ -327,6 +327,9 @@ func TestBytesThatAreGone(t *testing.T) {
 			if (e.PredictedPeakBytes <= e.UsableLimitBytes) != c.cause || (e.Err != nil) != c.cause || errors.As(err, &oom) != c.cause || (e.Reason == "") != c.cause {
 				t.Errorf("%+v", e)
 			}
+			if e.SmallestBudgetBytes != least {
+				t.Errorf("the smallest budget is %d, want %d", e.SmallestBudgetBytes, least)
+			}
 			if text := strings.ToLower(err.Error()); !strings.Contains(text, "unable to find a feasible split") || !strings.Contains(e.Suggestion, "smaller") {
 				t.Errorf("%v\n%s", err, e.Suggestion)
 			}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -424,12 +425,142 @@ func TestResultsAreReleasedOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	deadline := time.Now().Add(20 * time.Second)
-	for stateOf(m.Host) != before && time.Now().Before(deadline) {
-		runtime.GC()
-		time.Sleep(time.Millisecond)
+	if !collected(func() bool { return stateOf(m.Host) == before }) {
+		unchanged(t, m.Host, before)
 	}
-	unchanged(t, m.Host, before)
+}
+
+// collected runs the collector until done, and says whether that came to be.
+func collected(done func() bool) bool {
+	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			return false
+		}
+		runtime.GC()
+	}
+	return true
+}
+
+// Who keeps an answer keeps the memory that it lies in, also when the result and the other answers are gone; whoever is last gives it back.
+func TestAnswersKeepTheirMemory(t *testing.T) {
+	m, _ := load(t, golden.FS(t, "qwen2-tiny"), golden.Options{})
+	s := &spy{Model: m.Model}
+	var passes []*forward.Pass // a model that remembers them keeps nothing
+	s.after = func(p *forward.Pass, err error) (*forward.Pass, error) {
+		passes = append(passes, p)
+		return p, err
+	}
+	rank := wrap(t, s)
+	before := stateOf(m.Host)
+	in := forward.Nest(forward.Many(forward.Input{Tokens: tokens(300), Logits: true}), forward.One(forward.Input{Tokens: tokens(3)}))
+	want, tel := score(t, rank, in)
+	for what, keep := range map[string]func(o forward.Outputs) (outputs func() []*forward.Output, first int){
+		"all":             func(o forward.Outputs) (func() []*forward.Output, int) { return o.Flat, 0 },
+		"the nested list": func(o forward.Outputs) (func() []*forward.Output, int) { return o.List()[0].Flat, 0 },
+		"one": func(o forward.Outputs) (func() []*forward.Output, int) {
+			flat := o.Flat()[:1:1]
+			return func() []*forward.Output { return flat }, 0
+		},
+		"one that wanted nothing": func(o forward.Outputs) (func() []*forward.Output, int) {
+			flat := []*forward.Output{o.Flat()[1]}
+			return func() []*forward.Output { return flat }, 1
+		},
+	} {
+		other := newCollectable()
+		res, err := rank.DPRankForward(t.Context(), in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		outputs, first := keep(res.Outputs)
+		res = nil
+		if !collected(other) || !collected(newCollectable()) {
+			t.Fatal("the collector collects nothing")
+		}
+		if got := m.Host.Stats().InUse[device.Outputs] - before.InUse[device.Outputs]; got != tel.RetainedBytes {
+			t.Fatalf("%s: %d bytes of outputs are in use, want %d", what, got, tel.RetainedBytes)
+		}
+		for i, o := range outputs() {
+			if d := golden.Diff(want[first+i], golden.Copy(o)); d != "" {
+				t.Errorf("%s: output %d:\n%s", what, first+i, d)
+			}
+		}
+		outputs = nil
+		if !collected(func() bool { return stateOf(m.Host) == before }) {
+			t.Errorf("%s: nobody holds the answers any more:", what)
+			unchanged(t, m.Host, before)
+		}
+	}
+	runtime.KeepAlive(passes)
+}
+
+// newCollectable makes garbage, and gives a function that says whether it was collected.
+func newCollectable() func() bool {
+	var gone atomic.Bool
+	runtime.AddCleanup(&struct{ self [2]*int }{}, func(gone *atomic.Bool) { gone.Store(true) }, &gone)
+	return gone.Load
+}
+
+// A callback or a model that ends the goroutine, as t.FailNow does, ends the caller's: nothing is left, and the rank goes on.
+func TestCallsWhoseGoroutineEnds(t *testing.T) {
+	m, in, _, least := splitCall(t)
+	want, _ := score(t, wrap(t, m.Model), in)
+	for what, usable := range map[string]int64{"whole": math.MaxInt64, "split": least} {
+		s := &spy{Model: m.Model}
+		rank := wrap(t, s, trainerrank.WithUsableBytes(usable))
+		before := stateOf(m.Host)
+		// ends runs a call and says whether it ended the goroutine.
+		ends := func(opts ...trainerrank.CallOption) (ended bool) {
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				ended = true
+				res, err := rank.DPRankForward(t.Context(), in, opts...)
+				ended = false
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				res.Release()
+			}()
+			<-done
+			s.running.Store(0)
+			return ended
+		}
+		steps := 0
+		if ends(trainerrank.WithProgress(func(int, int) { steps++ })) {
+			t.Fatal("a call ended its goroutine unasked")
+		}
+		stop := func(at int) trainerrank.CallOption {
+			n := 0
+			return trainerrank.WithProgress(func(int, int) { // on any worker
+				if n++; n == at {
+					runtime.Goexit()
+				}
+			})
+		}
+		for at := 1; at <= steps; at += max(1, steps/16) {
+			if !ends(stop(at)) {
+				t.Errorf("%s: the goroutine was ended in step %d, and the call went on", what, at)
+			}
+			unchanged(t, m.Host, before)
+		}
+		s.before = func(context.Context, *forward.Batch) { runtime.Goexit() }
+		if !ends() {
+			t.Errorf("%s: the model ended the goroutine, and the call went on", what)
+		}
+		s.before, s.price = nil, func(forward.Footprint) forward.Footprint { runtime.Goexit(); return forward.Footprint{} }
+		if !ends() {
+			t.Errorf("%s: the rehearsal ended the goroutine, and the call went on", what)
+		}
+		unchanged(t, m.Host, before)
+		*s = spy{Model: m.Model}
+		got, _ := score(t, rank, in)
+		for i := range want {
+			if d := golden.Diff(want[i], got[i]); d != "" {
+				t.Errorf("%s: the call after: %s", what, d)
+			}
+		}
+	}
 }
 
 // A model that does not keep its word is an error of the call that met it: nothing leaks, and the next call works.

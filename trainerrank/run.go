@@ -50,6 +50,9 @@ func (t *TrainerRank) reserve(ctx context.Context, c *call) (*Admission, *device
 		if oom.Err != nil || plans == maxPlans {
 			e := c.memoryError(a)
 			e.Err = oom
+			if all, err := t.admit(ctx, c, a.UsableLimitBytes, h, true); err == nil {
+				e.SmallestBudgetBytes = all.SmallestBudgetBytes // so far it is what this plan needs, which may be more than the least
+			}
 			e.Suggestion = "the operating system has less memory than the device may hold: give the device a smaller capacity, or the call smaller inputs"
 			if oom.Err == nil {
 				e.Suggestion = "others take the device's memory while the call is planned: let it run alone, or give it smaller inputs"
@@ -59,7 +62,7 @@ func (t *TrainerRank) reserve(ctx context.Context, c *call) (*Admission, *device
 	}
 }
 
-// run runs the subforwards of an admission inside its reservation, which it releases if one fails. The outputs stay in res.
+// run runs the subforwards of an admission inside its reservation. The outputs stay in it.
 func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, res *device.Reservation, flat []*forward.Output, tel *Telemetry) (err error) {
 	done, count := 0, len(a.Chunks)
 	defer func() {
@@ -68,14 +71,12 @@ func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, res *devic
 		if r := recover(); r != nil {
 			e, ok := r.(error)
 			if !ok || !errors.As(e, &over) {
-				res.Release()
 				panic(r)
 			}
 			err = fmt.Errorf("forward: the call outgrew its reservation: %w", over)
 		}
 		tel.ObservedPeakBytes = res.Peak()
 		if err != nil {
-			res.Release()
 			err = c.failed(a, *tel, done, err)
 		}
 	}()
@@ -127,7 +128,7 @@ func (t *TrainerRank) pass(ctx context.Context, p *pass, b *forward.Batch, flat 
 		return fmt.Errorf("forward: the model gave %d outputs for %d requests", len(res.Outputs), len(p.requests))
 	}
 	for i, r := range p.requests {
-		flat[r] = &res.Outputs[i]
+		*flat[r] = res.Outputs[i] // a copy: whatever the model does with its own keeps nothing of the call
 	}
 	return nil
 }

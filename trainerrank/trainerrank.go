@@ -103,29 +103,26 @@ type Result struct {
 	Outputs   forward.Outputs
 	Telemetry Telemetry
 
-	held    *holding
+	held *holding
+}
+
+// holding is the memory of a result. The result and each of its outputs refer to it; when none of them is reachable any more, its cleanup gives the memory back.
+type holding struct {
+	slabs   *device.Reservation // nil if nothing is held
 	cleanup runtime.Cleanup
 }
 
-// holding is the memory of a result, apart from it so that an abandoned result can be collected.
-type holding struct {
-	once sync.Once
-	res  *device.Reservation
+func hold(slabs *device.Reservation) *holding {
+	h := &holding{slabs: slabs}
+	h.cleanup = runtime.AddCleanup(h, (*device.Reservation).Release, slabs)
+	return h
 }
 
-func (h *holding) release() {
-	h.once.Do(func() {
-		if h.res != nil {
-			h.res.Release()
-		}
-	})
-}
-
-// Release gives the memory of the outputs back; their tensors must not be used after it. Further calls do nothing. A result that
-// is abandoned is released by the collector, some time later.
+// Release gives the memory of the outputs back; their tensors must not be used after it. Further calls do nothing. A result that is abandoned with all its outputs is
+// released by the collector, some time later. A tensor alone, taken out of its [forward.Output], does not keep the memory.
 func (r *Result) Release() {
-	r.cleanup.Stop()
-	r.held.release()
+	r.held.cleanup.Stop()
+	r.held.slabs.Release()
 }
 
 // lock waits for the turn of a call.
@@ -172,11 +169,16 @@ func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts
 	}
 	var a *Admission
 	var slabs *device.Reservation
+	kept := false
+	defer func() { // whatever ends the call: an error, a panic, the end of the goroutine
+		if !kept {
+			slabs.Release()
+		}
+	}()
 	if err == nil && len(c.inputs) > 0 { // an empty call disturbs nothing, the telemetry included
 		a, slabs, err = t.reserve(ctx, c)
 	}
 	if err = t.settle(ctx, c, err); err != nil {
-		slabs.Release()
 		return nil, err
 	}
 	flat := make([]*forward.Output, len(c.inputs))
@@ -192,11 +194,13 @@ func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts
 		t.record(tel)
 	}
 	if err = t.settle(ctx, c, err); err != nil {
-		slabs.Release()
 		return nil, err
 	}
-	res := &Result{held: &holding{res: slabs}, Telemetry: tel, Outputs: in.Shape(flat)}
-	res.cleanup = runtime.AddCleanup(res, (*holding).release, res.held)
+	res := &Result{held: hold(slabs), Telemetry: tel, Outputs: in.Shape(flat)}
+	for _, o := range flat {
+		o.KeepAlive(res.held)
+	}
+	kept = true
 	return res, nil
 }
 
