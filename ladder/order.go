@@ -70,18 +70,7 @@ func NewVisit(groups []int, trees []*prefixtree.Tree) (*Visit, error) {
 		if p == 0 || groups[r] < 0 || groups[v.Order[p-1]] != groups[r] {
 			continue
 		}
-		// The deepest segment that both are in. A parent has the smaller number.
-		segments := trees[groups[r]].Segments
-		a, b := terminals[v.Order[p-1]], terminals[r]
-		for a != b {
-			if a < b {
-				a, b = b, a
-			}
-			a = segments[a].Parent
-		}
-		if a >= 0 {
-			v.common[p] = segments[a].End
-		}
+		v.common[p] = trees[groups[r]].Shared(terminals[v.Order[p-1]], terminals[r])
 	}
 	return v, nil
 }

@@ -72,19 +72,27 @@ func Build(rows [][]int32) (*Tree, error) {
 	if len(rows) > maxRows {
 		return nil, &RowError{Op: "build", Row: -1, What: fmt.Sprintf("%d rows, at most %d are possible", len(rows), maxRows)}
 	}
-	logical := 0
+	lengths, logical := make([]int, len(rows)), 0
 	for r, row := range rows {
 		if len(row) == 0 {
 			return nil, &RowError{Op: "build", Row: r, What: "has no tokens"}
 		}
+		lengths[r] = len(row)
 		logical += len(row)
 	}
 	order, common := sortRows(rows)
-	g := grow(rows, order, common)
+	return treeOf(lengths, order, common, logical), nil
+}
+
+// treeOf is the tree of rows of these lengths, logical together. order lists them so that rows with a common prefix are neighbours, a prefix before what it is a
+// prefix of; common[i] is what the row at place i has in common with the one before it.
+// Invariant: common[i] is at most the length of either.
+func treeOf(lengths []int, order []int32, common []int, logical int) *Tree {
+	g := grow(lengths, order, common)
 	g.link()
 	t := g.emit(order)
 	t.Logical = logical
-	return t, nil
+	return t
 }
 
 // none is the number of no node.
@@ -111,8 +119,8 @@ type growth struct {
 
 // grow makes the nodes and their parents by a walk over the sorted rows. The rightmost path of what has been built is a stack whose links are the
 // nodes' own parents.
-func grow(rows [][]int32, order []int32, common []int) *growth {
-	g := &growth{nodes: make([]node, 0, 2*len(rows)), terminals: make([]int32, len(rows)), root: none}
+func grow(lengths []int, order []int32, common []int) *growth {
+	g := &growth{nodes: make([]node, 0, 2*len(lengths)), terminals: make([]int32, len(lengths)), root: none}
 	add := func(parent int32, end int, lo int32) int32 {
 		g.nodes = append(g.nodes, node{
 			end: end, parent: parent, lo: lo,
@@ -136,7 +144,7 @@ func grow(rows [][]int32, order []int32, common []int) *growth {
 			}
 			top = closed.parent
 		}
-		if n := len(rows[r]); n > shared {
+		if n := lengths[r]; n > shared {
 			top = add(top, n, int32(i))
 		}
 		g.terminals[r] = top
