@@ -145,8 +145,8 @@ type Model interface {
 	Forward(ctx context.Context, b *Batch) (*Pass, error)
 }
 
-// Rehearser is a Model that can say exactly what a batch needs. The batch needs no arena. What it needs must follow from its spans and requests: Tokens, Positions
-// and SegmentOf of a batch that is only planned have their lengths, but not their values.
+// Rehearser is a Model that can say exactly what a batch needs. The batch needs no arena. What it needs must follow from its spans and from what its requests want:
+// Tokens, Positions and SegmentOf of a batch that is only planned, and Tokens and Targets of its requests, have their lengths, but not their values.
 type Rehearser interface {
 	Model
 	Rehearse(b *Batch) (Footprint, error)

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/trainerrank/engine/device"
@@ -49,16 +48,123 @@ var hostTable = prefixtree.Table{
 	Name: "host-rows", Domain: prefixtree.Domain{Device: "host"}, Coefficients: prefixtree.Coefficients{Token: 1000, Pair: 1},
 }
 
+// question is what the planner is told of a call. The answer is a function of it, and of nothing else: no token, no clock, no state of a device or a model. That
+// is why a [Record] of it can be answered again elsewhere.
+type question struct {
+	usable   int64  // bytes
+	explain  bool   // ask for the least that would do, also if the call is admitted
+	device   string // its name
+	spec     forward.Spec
+	tables   []prefixtree.Table
+	anchor   string // a layout that is forced; "" for the cheapest
+	requests []request
+	batches  []batch // a group of requests each
+	model    rehearser
+}
+
+// request is an input without its tokens and labels.
+type request struct {
+	group  int // -1 if nothing is wanted of it
+	tokens int
+	width  int // labels per position; 0: none
+	topK   int
+	logits bool
+	hidden bool
+}
+
+// batch is what the requests of a group have in common.
+type batch struct {
+	group
+	tree *prefixtree.Tree // its rows are the requests of the group, in the caller's order
+}
+
+// rehearser is what the planner asks of a model.
+type rehearser interface {
+	Rehearse(b *forward.Batch) (forward.Footprint, error)
+}
+
+// ask puts the question whether a call fits in usable bytes, and if explain, also what the least is that would do.
+func (t *TrainerRank) ask(c *call, usable int64, h hooks, explain bool) (*question, error) {
+	q := &question{
+		usable: usable, explain: explain, device: t.dev.Name(), spec: t.model.Spec(), tables: t.tables, anchor: h.anchor, model: t.exact,
+		requests: make([]request, len(c.inputs)),
+	}
+	for i, in := range c.inputs {
+		q.requests[i] = request{group: c.groups[i], tokens: len(in.Tokens), topK: in.TopK, logits: in.Logits, hidden: in.HiddenStates}
+		if in.Targets != nil {
+			q.requests[i].width = in.Width()
+		}
+	}
+	for g, members := range c.members {
+		tree, err := prefixtree.Build(c.rows(members))
+		if err != nil {
+			return nil, err
+		}
+		q.batches = append(q.batches, batch{c.kinds[g], tree})
+	}
+	return q, nil
+}
+
+// admit plans a call and says whether it fits.
+func (t *TrainerRank) admit(ctx context.Context, c *call, usable int64, h hooks, explain bool) (*Admission, error) {
+	start := time.Now()
+	q, err := t.ask(c, usable, h, explain)
+	if err != nil {
+		return nil, err
+	}
+	a, err := q.admit(ctx)
+	if err != nil {
+		return nil, err
+	}
+	a.PlanningTime = time.Since(start)
+	return a, nil
+}
+
+// admit answers a question.
+func (q *question) admit(ctx context.Context) (*Admission, error) {
+	p := newPlanner(ctx, q)
+	lc, err := p.describe()
+	if err != nil {
+		return nil, err
+	}
+	// A total fits if its pages do, which is to say, if it is within the whole pages that may be used.
+	found, err := ladder.Search(lc, p, p, q.usable&^(device.PageSize-1), ladder.Options{Explain: q.explain})
+	if err != nil {
+		return nil, err
+	}
+	a := &Admission{Admission: *found}
+	a.UsableLimitBytes = q.usable
+	a.PredictedPeakBytes, a.SmallestBudgetBytes = pages(a.PredictedPeakBytes), pages(a.SmallestBudgetBytes)
+	for i := range a.Rungs {
+		r := &a.Rungs[i]
+		r.TotalBytes = pages(r.TotalBytes)
+		if r.LowerBytes > 0 {
+			r.LowerBytes = pages(r.LowerBytes)
+		}
+		for j := range r.Required {
+			r.Required[j], r.Retained[j] = pages(r.Required[j]), pages(r.Retained[j])
+		}
+	}
+	if len(q.requests) == 0 {
+		a.SubforwardRequestIndices = [][]int{}
+	}
+	for _, turn := range turns(a) {
+		if turn.Total() > a.Shares.Total() {
+			a.Shares = turn
+		}
+	}
+	return a, nil
+}
+
 // planner lays out and prices the subforwards of one call for the ladder.
 type planner struct {
-	*TrainerRank
+	*question
 	ctx    context.Context
-	call   *call
-	trees  []*prefixtree.Tree // per group, of all its requests
 	cost   prefixtree.Cost
-	anchor string                   // a layout that is forced; "" for the cheapest
+	inputs []forward.Input          // of the requests: zeros in place of tokens and labels
+	rows   []int                    // per request its row in the tree of its group
 	shared map[string]profile.Price // of full sharing, by requests
-	blank  []int32                  // zeros, in place of packed tokens
+	blank  []int32                  // zeros
 }
 
 // work is a subforward that was laid out.
@@ -71,60 +177,51 @@ type work struct {
 // pass is the part of a subforward that is one batch.
 type pass struct {
 	requests  []int // indices of the caller's inputs
-	rows      [][]int32
 	layout    *prefixtree.Layout
 	footprint forward.Footprint
 }
 
-// batch is the pass without its packed tokens.
-func (p *pass) batch(c *call) *forward.Batch {
-	b := &forward.Batch{}
-	for _, r := range p.requests {
-		b.Requests = append(b.Requests, c.inputs[r])
+func newPlanner(ctx context.Context, q *question) *planner {
+	p := &planner{
+		question: q, ctx: ctx, shared: map[string]profile.Price{},
+		cost:   prefixtree.CostFor(q.tables, prefixtree.Facts{Device: q.device, Hidden: q.spec.Hidden, Layers: q.spec.Layers}),
+		inputs: make([]forward.Input, len(q.requests)), rows: make([]int, len(q.requests)),
 	}
-	return b
+	longest := 0
+	for i := range q.requests {
+		longest = max(longest, q.requests[i].tokens*max(1, q.requests[i].width))
+	}
+	p.blank = make([]int32, longest)
+	known := make([]int, len(q.batches)) // rows of each
+	for i := range q.requests {
+		r := &q.requests[i]
+		in := &p.inputs[i]
+		*in = forward.Input{Tokens: p.zeros(r.tokens), TargetWidth: r.width, TopK: r.topK, Logits: r.logits, HiddenStates: r.hidden, Grad: forward.NoGrad}
+		if r.width > 0 {
+			in.Targets = p.zeros(r.tokens * r.width)
+		}
+		if r.group < 0 {
+			continue
+		}
+		g := &q.batches[r.group]
+		if in.Checkpoint = forward.BaseModel(); g.slot != "" {
+			in.Checkpoint = forward.Checkpoint(g.slot)
+		}
+		if g.grad {
+			in.Grad = forward.WithGrad
+		}
+		p.rows[i] = known[r.group]
+		known[r.group]++
+	}
+	return p
 }
 
-// admit plans a call and says whether it fits in usable bytes, and if explain, also what the least is that would do.
-func (t *TrainerRank) admit(ctx context.Context, c *call, usable int64, h hooks, explain bool) (*Admission, error) {
-	start := time.Now()
-	spec := t.model.Spec()
-	p := &planner{
-		TrainerRank: t, ctx: ctx, call: c, anchor: h.anchor, shared: map[string]profile.Price{},
-		cost: prefixtree.CostFor(t.tables, prefixtree.Facts{Device: t.dev.Name(), Hidden: spec.Hidden, Layers: spec.Layers}),
+// zeros is a list of n zeros, which nobody may change.
+func (p *planner) zeros(n int) []int32 {
+	if len(p.blank) < n {
+		p.blank = make([]int32, max(n, 2*len(p.blank)))
 	}
-	lc, err := p.describe(spec)
-	if err != nil {
-		return nil, err
-	}
-	// A total fits if its pages do, which is to say, if it is within the whole pages that may be used.
-	found, err := ladder.Search(lc, p, p, usable&^(device.PageSize-1), ladder.Options{Explain: explain})
-	if err != nil {
-		return nil, err
-	}
-	a := &Admission{Admission: *found}
-	a.UsableLimitBytes = usable
-	a.PredictedPeakBytes, a.SmallestBudgetBytes = pages(a.PredictedPeakBytes), pages(a.SmallestBudgetBytes)
-	for i := range a.Rungs {
-		r := &a.Rungs[i]
-		r.TotalBytes = pages(r.TotalBytes)
-		if r.LowerBytes > 0 {
-			r.LowerBytes = pages(r.LowerBytes)
-		}
-		for j := range r.Required {
-			r.Required[j], r.Retained[j] = pages(r.Required[j]), pages(r.Retained[j])
-		}
-	}
-	if len(c.inputs) == 0 {
-		a.SubforwardRequestIndices = [][]int{}
-	}
-	for _, turn := range turns(a) {
-		if turn.Total() > a.Shares.Total() {
-			a.Shares = turn
-		}
-	}
-	a.PlanningTime = time.Since(start)
-	return a, nil
+	return p.blank[:n:n]
 }
 
 // pages rounds bytes up to whole pages, the largest number of bytes down.
@@ -150,40 +247,31 @@ func turns(a *Admission) []device.Sizes {
 }
 
 // describe is the call as the ladder sees it.
-func (p *planner) describe(spec forward.Spec) (*ladder.Call, error) {
-	lc := &ladder.Call{ExpertParallel: spec.ExpertParallel}
-	for i, in := range p.call.inputs {
-		r := ladder.Request{Group: p.call.groups[i], Tokens: len(in.Tokens)}
+func (p *planner) describe() (*ladder.Call, error) {
+	lc := &ladder.Call{ExpertParallel: p.spec.ExpertParallel, Requests: make([]ladder.Request, len(p.requests))}
+	groups, trees := make([]int, len(p.requests)), make([]*prefixtree.Tree, len(p.batches))
+	for i := range p.requests {
+		r := &lc.Requests[i]
+		groups[i] = p.requests[i].group
+		r.Group, r.Tokens = groups[i], p.requests[i].tokens
 		if r.Group >= 0 {
-			outputs, err := profile.EngineWidths.Outputs(in, spec)
+			outputs, err := profile.EngineWidths.Outputs(&p.inputs[i], p.spec)
 			if err != nil {
 				return nil, err
 			}
 			r.Outputs = device.RoundAlign(min(outputs, math.MaxInt64/2))
+			r.Grad = p.batches[r.Group].grad
 		}
-		lc.Requests = append(lc.Requests, r)
 	}
-	for _, members := range p.call.members {
-		tree, err := prefixtree.Build(p.rows(members))
-		if err != nil {
-			return nil, err
-		}
-		p.trees = append(p.trees, tree)
+	for g := range p.batches {
+		trees[g] = p.batches[g].tree
 	}
-	visit, err := ladder.NewVisit(p.call.groups, p.trees)
+	visit, err := ladder.NewVisit(groups, trees)
 	if err != nil {
 		return nil, err
 	}
 	lc.Order = visit.Order
 	return lc, nil
-}
-
-func (p *planner) rows(requests []int) [][]int32 {
-	rows := make([][]int32, len(requests))
-	for i, r := range requests {
-		rows[i] = p.call.inputs[r].Tokens
-	}
-	return rows
 }
 
 // Plan lays out requests as one subforward. It is for package ladder.
@@ -194,14 +282,10 @@ func (p *planner) Plan(requests []int, l ladder.Layout) (*ladder.Plan, error) {
 	w := &work{}
 	plan := &ladder.Plan{Work: w}
 	for _, of := range p.byGroup(requests) {
-		g := p.call.groups[of[0]]
-		pass := &pass{requests: of, rows: p.rows(of)}
-		tree := p.trees[g]
-		if !slices.Equal(of, p.call.members[g]) {
-			var err error
-			if tree, err = prefixtree.Build(pass.rows); err != nil {
-				return nil, err
-			}
+		pass := &pass{requests: of}
+		tree, err := p.tree(of)
+		if err != nil {
+			return nil, err
 		}
 		if l == ladder.FullSharing {
 			pass.layout = tree.FullSharing()
@@ -221,12 +305,26 @@ func (p *planner) Plan(requests []int, l ladder.Layout) (*ladder.Plan, error) {
 	return plan, nil
 }
 
+// tree is the tree of requests of one group, a row each in their order.
+func (p *planner) tree(requests []int) (*prefixtree.Tree, error) {
+	rows, all := make([]int, len(requests)), true
+	for i, r := range requests {
+		rows[i] = p.rows[r]
+		all = all && rows[i] == i
+	}
+	whole := p.batches[p.requests[requests[0]].group].tree
+	if all && len(rows) == len(whole.Terminals) {
+		return whole, nil
+	}
+	return whole.Restrict(rows)
+}
+
 // byGroup divides requests by their groups, in the order in which groups first come.
 func (p *planner) byGroup(requests []int) [][]int {
 	var lists [][]int
 	place := map[int]int{}
 	for _, r := range requests {
-		g := p.call.groups[r]
+		g := p.requests[r].group
 		i, known := place[g]
 		if !known {
 			i = len(lists)
@@ -260,13 +358,15 @@ func (p *planner) rehearse(pass *pass) error {
 	if l.Packed > math.MaxInt32 {
 		return fmt.Errorf("forward: %d packed tokens, at most %d are possible in one batch", l.Packed, math.MaxInt32)
 	}
-	if len(p.blank) < l.Packed {
-		p.blank = make([]int32, max(l.Packed, 2*len(p.blank)))
+	blank := p.zeros(l.Packed)
+	b := &forward.Batch{
+		Batch:    &prefixtree.Batch{Tokens: blank, Positions: blank, SegmentOf: blank, Spans: l.Spans, Terminals: l.Terminals, Rows: len(pass.requests)},
+		Requests: make([]*forward.Input, len(pass.requests)),
 	}
-	blank := p.blank[:l.Packed:l.Packed]
-	b := pass.batch(p.call)
-	b.Batch = &prefixtree.Batch{Tokens: blank, Positions: blank, SegmentOf: blank, Spans: l.Spans, Terminals: l.Terminals, Rows: len(pass.rows)}
-	f, err := p.exact.Rehearse(b)
+	for i, r := range pass.requests {
+		b.Requests[i] = &p.inputs[r]
+	}
+	f, err := p.model.Rehearse(b)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package trainerrank
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/trainerrank/engine/forward"
 )
@@ -16,7 +17,7 @@ type call struct {
 	inputs     []*forward.Input // in the caller's order
 	groups     []int            // per input its group, -1 if it wants no output
 	members    [][]int          // per group its inputs, in the caller's order
-	numbers    map[group]int
+	kinds      []group          // of the groups
 }
 
 // group is what requests of one batch have in common.
@@ -27,7 +28,7 @@ type group struct {
 
 // newCall flattens and checks the inputs.
 func (t *TrainerRank) newCall(in forward.Inputs, opts []CallOption) (*call, error) {
-	c := &call{grad: forward.NoGrad, numbers: map[group]int{}}
+	c := &call{grad: forward.NoGrad}
 	for _, o := range opts {
 		o(c)
 	}
@@ -101,10 +102,30 @@ func (c *call) group(in *forward.Input) (int, error) {
 		return 0, &RuntimeSupportError{"gradients are not built yet: use the no-grad mode"}
 	}
 	g := group{sel.Name(), grad == forward.WithGrad}
-	n, known := c.numbers[g]
-	if !known {
-		n = len(c.members)
-		c.numbers[g], c.members = n, append(c.members, nil)
+	n := slices.Index(c.kinds, g)
+	if n < 0 {
+		n = len(c.kinds)
+		c.kinds, c.members = append(c.kinds, g), append(c.members, nil)
 	}
 	return n, nil
+}
+
+// rows are the tokens of inputs.
+func (c *call) rows(inputs []int) [][]int32 {
+	rows := make([][]int32, len(inputs))
+	for i, r := range inputs {
+		rows[i] = c.inputs[r].Tokens
+	}
+	return rows
+}
+
+// batch is a pass over inputs, packed as laid out.
+func (c *call) batch(p *pass) (*forward.Batch, error) {
+	b := &forward.Batch{}
+	for _, r := range p.requests {
+		b.Requests = append(b.Requests, c.inputs[r])
+	}
+	var err error
+	b.Batch, err = p.layout.Pack(c.rows(p.requests))
+	return b, err
 }

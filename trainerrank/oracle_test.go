@@ -9,7 +9,6 @@ import (
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/internal/golden"
 	"github.com/trainerrank/engine/ladder"
-	"github.com/trainerrank/engine/profile"
 )
 
 // oracle looks at every contiguous cut of a call's visiting order, at the prices of full sharing, by counts of chunks: the least that the
@@ -65,8 +64,12 @@ func TestNoCutHasFewerSubforwards(t *testing.T) {
 		if len(c.members) == 0 {
 			continue
 		}
-		p := &planner{TrainerRank: rank, ctx: t.Context(), call: c, shared: map[string]profile.Price{}}
-		lc, err := p.describe(rank.model.Spec())
+		q, err := rank.ask(c, 0, hooks{}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := newPlanner(t.Context(), q)
+		lc, err := p.describe()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -91,8 +91,8 @@ func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, res *devic
 			res.NextTurn()
 		}
 		for _, p := range chunk.Plan.Work.(*work).passes {
-			b := p.batch(c)
-			if b.Batch, err = p.layout.Pack(p.rows); err != nil {
+			b, err := c.batch(p)
+			if err != nil {
 				return fmt.Errorf("forward: %w", err)
 			}
 			if progress != nil && (count > 1 || len(a.Layout) > 1) {
