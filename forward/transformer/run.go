@@ -32,8 +32,7 @@ type pass struct {
 	spans  []kernel.Span
 	x      kernel.Mat // the residual stream [packed, hidden]
 	outs   []outputs
-	rows   int // of a block
-	blocks int
+	blocks blocks
 	report sync.Mutex // held while progress is reported
 	steps  int        // done
 }
@@ -136,22 +135,39 @@ func (p *pass) workspace(worker int) device.Mem {
 // eachBlock runs fn for every block of packed rows [from, to), and then what follows. The last block is first: its rows see the most
 // keys, so no worker is left alone with it at the end.
 func (p *pass) eachBlock(fn func(l *lane, from, to int), then ...func()) {
-	p.each(p.blocks, func(l *lane) { fn(l, 0, widest(p.x.Rows, blockRows, p.be.Threads())) }, func(l *lane, i int) {
-		from := (p.blocks - 1 - i) * p.rows
-		fn(l, from, min(from+p.rows, p.x.Rows))
+	p.each(p.blocks.count, func(l *lane) { fn(l, 0, widest(p.x.Rows, blockRows, p.be.Threads())) }, func(l *lane, i int) {
+		from, to := p.blocks.at(p.blocks.count - 1 - i)
+		fn(l, from, to)
 		for _, f := range then {
 			f()
 		}
 	})
 }
 
-// cut divides n rows into blocks of at most most rows: as many for every worker, if there are few. Rows per block are a multiple of 12, the
-// tile of the widest kernel.
-func cut(n, most, workers int) (rows, blocks int) {
-	blocks = (n + most - 1) / most
-	blocks = (blocks + workers - 1) / workers * workers
-	rows = min(most, ((n+blocks-1)/blocks+11)/12*12)
-	return rows, (n + rows - 1) / rows
+// blocks are n rows in count blocks of about equal size, whole tiles but for the last, if they allow.
+type blocks struct{ n, count, tile int }
+
+// tileRows is the number of rows of a tile of the widest kernel.
+const tileRows = 12
+
+// cut divides n rows into blocks of at most most rows: as many for every worker, as far as there are tiles. Equal blocks, since a worker that has a tile
+// more than another is waited for in every layer.
+func cut(n, most, workers int) blocks {
+	count := (n + most - 1) / most
+	count = min((count+workers-1)/workers*workers, (n+tileRows-1)/tileRows)
+	if whole := ((n+count-1)/count + tileRows - 1) / tileRows * tileRows; whole > most {
+		return blocks{n, max(count, (n+most-1)/most), 1}
+	}
+	return blocks{n, count, tileRows}
+}
+
+// at is the rows [from, to) of block i. None is empty, and none is longer than the rows of one, rounded up to tiles.
+func (b blocks) at(i int) (from, to int) {
+	end := func(i int) int {
+		unit := b.tile * b.count
+		return min(b.n, (i*b.n+unit-1)/unit*b.tile)
+	}
+	return end(i), end(i + 1)
 }
 
 // widest is the most rows of a block that cut makes of n rows or fewer. Workers take memory for as many: cut makes smaller blocks of 481 rows
@@ -180,7 +196,7 @@ func (p *pass) begin() {
 		p.cos, p.sin = append(p.cos, cos), append(p.sin, sin)
 	}
 	p.x = p.mat(len(p.b.Tokens), p.spec.Hidden)
-	p.rows, p.blocks = cut(p.x.Rows, blockRows, p.be.Threads())
+	p.blocks = cut(p.x.Rows, blockRows, p.be.Threads())
 	p.eachBlock(func(l *lane, from, to int) {
 		l.Embed(p.x.RowRange(from, to), &p.embed, p.b.Tokens[from:to], float32(p.spec.EmbedScale))
 	})
@@ -204,7 +220,7 @@ func (p *pass) step() {
 	defer p.report.Unlock()
 	p.steps++
 	if p.b.Progress != nil {
-		p.b.Progress(p.steps, len(p.layers)*p.blocks)
+		p.b.Progress(p.steps, len(p.layers)*p.blocks.count)
 	}
 }
 
@@ -320,21 +336,22 @@ func (p *pass) score() {
 	}
 	var scored []place
 	p.be.Each(1, func(_, _ int) { scored = p.scored() })
-	rows, blocks := 0, 0
+	var parts blocks
 	if len(scored) > 0 {
-		rows, blocks = cut(len(scored), most, p.be.Threads())
+		parts = cut(len(scored), most, p.be.Threads())
 	}
 	run := func(l *lane, packed []int32, asks []kernel.Ask) {
 		h := p.normed(l, packed)
 		l.Head(l.work, l.arena.Scratch(kernel.HeadBytes(len(packed), k)), h, head, asks)
 	}
-	p.each(blocks, func(l *lane) {
+	p.each(parts.count, func(l *lane) {
 		// Fewer rows go together if k is large. A request more must never need less, so that is not taken into account.
 		p.normed(l, make([]int32, widest))
 		top := min(widest*k, max(headTopK, k)) // the k largest of each of some rows take as much as so many largest of one
 		l.arena.Scratch(kernel.HeadBytes(widest, 0) + kernel.HeadBytes(1, top) - kernel.HeadBytes(1, 0))
 	}, func(l *lane, i int) {
-		part := scored[i*rows : min((i+1)*rows, len(scored))]
+		from, to := parts.at(i)
+		part := scored[from:to]
 		packed := make([]int32, len(part))
 		var asks []kernel.Ask
 		for j, at := range part {
