@@ -132,6 +132,18 @@ func (f Footprint) Required() int64 {
 	return f.Outputs + f.Retained + max(f.Scratch, f.BackwardScratch+f.Gradients)
 }
 
+// Max has the larger of each part of two footprints: what does for either pass.
+func (f Footprint) Max(o Footprint) Footprint {
+	m := Footprint{
+		Outputs: max(f.Outputs, o.Outputs), Retained: max(f.Retained, o.Retained), Scratch: max(f.Scratch, o.Scratch),
+		BackwardScratch: max(f.BackwardScratch, o.BackwardScratch), Gradients: max(f.Gradients, o.Gradients),
+	}
+	if f.OutputBytes > 0 && o.OutputBytes > 0 {
+		m.OutputBytes = max(f.OutputBytes, o.OutputBytes)
+	}
+	return m
+}
+
 func (f Footprint) String() string {
 	return fmt.Sprintf("outputs %d + retained %d + max(scratch %d, backward %d + gradients %d) = %d bytes",
 		f.Outputs, f.Retained, f.Scratch, f.BackwardScratch, f.Gradients, f.Required())
@@ -150,4 +162,14 @@ type Model interface {
 type Rehearser interface {
 	Model
 	Rehearse(b *Batch) (Footprint, error)
+}
+
+// Variant is a Rehearser whose footprints depend on more than the batch: on a number of worker threads, say, each of which needs memory of its own. Ranks that
+// plan together tell each other which variants they are, so that each can rehearse as any.
+type Variant interface {
+	Rehearser
+	// Variant says what footprints depend on beside the batch. Models that are equal but for it have equal footprints where it is equal.
+	Variant() string
+	// RehearseAs is what Rehearse says on a rank whose model is of that variant. A variant that the model cannot stand for is an error.
+	RehearseAs(variant string, b *Batch) (Footprint, error)
 }

@@ -83,10 +83,10 @@ type rehearser interface {
 	Rehearse(b *forward.Batch) (forward.Footprint, error)
 }
 
-// ask puts the question whether a call fits in usable bytes, and if explain, also what the least is that would do.
-func (t *TrainerRank) ask(c *call, usable int64, h hooks, explain bool) (*question, error) {
+// ask puts the question whether a call fits, and if explain, also what the least is that would do.
+func (t *TrainerRank) ask(c *call, g *ground, explain bool) (*question, error) {
 	q := &question{
-		usable: usable, explain: explain, device: t.dev.Name(), spec: t.model.Spec(), tables: t.tables, anchor: h.anchor, model: t.exact,
+		usable: g.usable, explain: explain, device: t.dev.Name(), spec: t.model.Spec(), tables: t.tables, anchor: g.anchor, model: g.model,
 		requests: make([]request, len(c.inputs)),
 	}
 	for i, in := range c.inputs {
@@ -106,9 +106,9 @@ func (t *TrainerRank) ask(c *call, usable int64, h hooks, explain bool) (*questi
 }
 
 // admit plans a call and says whether it fits.
-func (t *TrainerRank) admit(ctx context.Context, c *call, usable int64, h hooks, explain bool) (*Admission, error) {
+func (t *TrainerRank) admit(ctx context.Context, c *call, g *ground, explain bool) (*Admission, error) {
 	start := time.Now()
-	q, err := t.ask(c, usable, h, explain)
+	q, err := t.ask(c, g, explain)
 	if err != nil {
 		return nil, err
 	}

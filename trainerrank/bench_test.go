@@ -43,7 +43,7 @@ func BenchmarkPlan(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		all, err := rank.admit(b.Context(), c, 1<<40, hooks{}, true)
+		all, err := rank.admit(b.Context(), c, &ground{usable: 1 << 40, model: rank.exact}, true)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -54,7 +54,7 @@ func BenchmarkPlan(b *testing.B) {
 			b.Run(fmt.Sprintf("%d rows/%d tokens/%s", len(c.inputs), all.LogicalTokens, k.name), func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
-					if _, err := rank.admit(b.Context(), c, k.usable, hooks{}, false); err != nil {
+					if _, err := rank.admit(b.Context(), c, &ground{usable: k.usable, model: rank.exact}, false); err != nil {
 						b.Fatal(err)
 					}
 				}

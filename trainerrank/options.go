@@ -24,8 +24,17 @@ func WithCostTables(tables ...prefixtree.Table) Option {
 	return func(t *TrainerRank) { t.tables = append(slices.Clone(tables), t.tables...) }
 }
 
-// WithWorld says with which other ranks this one runs. The default is to be alone.
+// WithWorld says with which other ranks this one runs that have inputs of their own: data-parallel ones. The default is to be alone.
 func WithWorld(w collective.World) Option { return func(t *TrainerRank) { t.world = w } }
+
+// WithSharedInputs says with which other ranks this one shares its inputs: those that run one model together, tensor- or context-parallel. All of them must make
+// the same calls, [TrainerRank.Plan] too, with equal inputs. They plan as one: for the least of what they may use and the most that a plan needs on any of
+// them. A call has the same [Admission] on all, and is refused or fails on all or on none; on those where nothing was wrong the error wraps a
+// [*collective.PeerError]. Inputs, or plans, that differ are a [*SharedInputsError] on all. The default is to share with nobody.
+//
+// A call then has three collectives on w, and Plan two, whatever the inputs are. They have the context of the call, so that one that ends on one rank ends w
+// for all.
+func WithSharedInputs(w collective.World) Option { return func(t *TrainerRank) { t.peers = w } }
 
 // CallOption configures one call.
 type CallOption func(*call)

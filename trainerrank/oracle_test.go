@@ -64,7 +64,7 @@ func TestNoCutHasFewerSubforwards(t *testing.T) {
 		if len(c.members) == 0 {
 			continue
 		}
-		q, err := rank.ask(c, 0, hooks{}, false)
+		q, err := rank.ask(c, &ground{model: rank.exact}, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -82,7 +82,7 @@ func TestNoCutHasFewerSubforwards(t *testing.T) {
 			}
 		}
 		for _, usable := range budgets {
-			a, err := rank.admit(t.Context(), c, usable, hooks{}, false)
+			a, err := rank.admit(t.Context(), c, &ground{usable: usable, model: rank.exact}, false)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -118,11 +118,12 @@ func labels(n int) []int32 { return slices.Repeat([]int32{3}, n) }
 // spy is a model whose calls are counted, looked at, and spoilt.
 type spy struct {
 	*transformer.Model
-	forwards atomic.Int64
-	running  atomic.Int64
-	before   func(ctx context.Context, b *forward.Batch)
-	after    func(p *forward.Pass, err error) (*forward.Pass, error)
-	price    func(f forward.Footprint) forward.Footprint
+	forwards  atomic.Int64
+	running   atomic.Int64
+	before    func(ctx context.Context, b *forward.Batch)
+	after     func(p *forward.Pass, err error) (*forward.Pass, error)
+	price     func(f forward.Footprint) forward.Footprint
+	rehearsal func() error // before each
 }
 
 func (s *spy) Forward(ctx context.Context, b *forward.Batch) (*forward.Pass, error) {
@@ -142,6 +143,11 @@ func (s *spy) Forward(ctx context.Context, b *forward.Batch) (*forward.Pass, err
 }
 
 func (s *spy) Rehearse(b *forward.Batch) (forward.Footprint, error) {
+	if s.rehearsal != nil {
+		if err := s.rehearsal(); err != nil {
+			return forward.Footprint{}, err
+		}
+	}
 	f, err := s.Model.Rehearse(b)
 	if s.price != nil {
 		f = s.price(f)

@@ -13,15 +13,10 @@ import (
 const maxPlans = 3
 
 // reserve plans a call and takes its bytes. Others may take from the device at the same time: if what was free is gone, nothing has run yet, and the call
-// is planned anew for what there is. It gives a *MemoryError if that is too little.
-func (t *TrainerRank) reserve(ctx context.Context, c *call) (*Admission, *device.Reservation, error) {
-	h, err := readHooks()
-	if err != nil {
-		return nil, nil, err
-	}
-	usable := t.usable(t.dev.Free(), h)
+// is planned anew for what there is. (With peers it is not, since they would have to do the same.) It gives a *MemoryError if that is too little.
+func (t *TrainerRank) reserve(ctx context.Context, c *call, g *ground) (*Admission, *device.Reservation, error) {
 	for plans := 1; ; plans++ {
-		a, err := t.admit(ctx, c, usable, h, false)
+		a, err := t.admit(ctx, c, g, false)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -46,11 +41,10 @@ func (t *TrainerRank) reserve(ctx context.Context, c *call) (*Admission, *device
 		if !errors.As(err, &oom) {
 			return nil, nil, fmt.Errorf("forward: %w", err)
 		}
-		usable = t.usable(oom.FreeBytes, h)
-		if oom.Err != nil || plans == maxPlans {
+		if oom.Err != nil || plans == maxPlans || t.peers.Size() > 1 {
 			e := c.memoryError(a)
 			e.Err = oom
-			if all, err := t.admit(ctx, c, a.UsableLimitBytes, h, true); err == nil {
+			if all, err := t.admit(ctx, c, g, true); err == nil {
 				e.SmallestBudgetBytes = all.SmallestBudgetBytes // so far it is what this plan needs, which may be more than the least
 			}
 			e.Suggestion = "the operating system has less memory than the device may hold: give the device a smaller capacity, or the call smaller inputs"
@@ -59,6 +53,7 @@ func (t *TrainerRank) reserve(ctx context.Context, c *call) (*Admission, *device
 			}
 			return nil, nil, e
 		}
+		g.usable = t.usable(oom.FreeBytes, g.hooks)
 	}
 }
 

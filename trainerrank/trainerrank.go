@@ -28,9 +28,10 @@ type TrainerRank struct {
 	model forward.Model
 	exact forward.Rehearser
 	dev   device.Device
-	limit int64         // bytes that a call may use at most
-	turn  chan struct{} // holds one token: the right to run a call
-	world collective.World
+	limit int64            // bytes that a call may use at most
+	turn  chan struct{}    // holds one token: the right to run a call
+	world collective.World // ranks with inputs of their own
+	peers collective.World // ranks with the same inputs
 	// tables are those of costs, in the order in which they are asked whether they are for the model and the device.
 	tables []prefixtree.Table
 
@@ -41,7 +42,7 @@ type TrainerRank struct {
 // New wraps a model. The device is that of the model's weights unless [WithDevice] names one. A model that cannot rehearse its
 // calls is refused: pricing by observation is not built yet.
 func New(m forward.Model, opts ...Option) (*TrainerRank, error) {
-	t := &TrainerRank{model: m, limit: math.MaxInt64, turn: make(chan struct{}, 1), world: collective.Solo{}, tables: []prefixtree.Table{hostTable}}
+	t := &TrainerRank{model: m, limit: math.MaxInt64, turn: make(chan struct{}, 1), world: collective.Solo{}, peers: collective.Solo{}, tables: []prefixtree.Table{hostTable}}
 	for _, o := range opts {
 		o(t)
 	}
@@ -141,18 +142,20 @@ func (t *TrainerRank) lock(ctx context.Context) error {
 // Plan says whether a call would fit now, how it would run, and what the least is that it would run in. It runs nothing and reserves nothing.
 func (t *TrainerRank) Plan(ctx context.Context, in forward.Inputs, opts ...CallOption) (*Admission, error) {
 	c, err := t.newCall(in, opts)
-	if err != nil {
+	if err == nil {
+		if err = t.lock(ctx); err == nil {
+			defer func() { <-t.turn }()
+		}
+	}
+	g, err := t.survey(ctx, c, err)
+	var a *Admission
+	if err == nil {
+		a, err = t.admit(ctx, c, g, true)
+	}
+	if err = t.settlePeers(ctx, a, err); err != nil {
 		return nil, err
 	}
-	if err := t.lock(ctx); err != nil {
-		return nil, err
-	}
-	defer func() { <-t.turn }()
-	h, err := readHooks()
-	if err != nil {
-		return nil, err
-	}
-	return t.admit(ctx, c, t.usable(t.dev.Free(), h), h, true)
+	return a, nil
 }
 
 // DPRankForward runs one call on this rank: whole if it fits, else in the fewest subforwards that do. The outputs have the nesting of the inputs. What fits in no way is
@@ -167,6 +170,7 @@ func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts
 			defer func() { <-t.turn }()
 		}
 	}
+	g, err := t.survey(ctx, c, err)
 	var a *Admission
 	var slabs *device.Reservation
 	kept := false
@@ -176,9 +180,9 @@ func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts
 		}
 	}()
 	if err == nil && len(c.inputs) > 0 { // an empty call disturbs nothing, the telemetry included
-		a, slabs, err = t.reserve(ctx, c)
+		a, slabs, err = t.reserve(ctx, c, g)
 	}
-	if err = t.settle(ctx, c, err); err != nil {
+	if err = t.settle(ctx, c, a, err); err != nil {
 		return nil, err
 	}
 	flat := make([]*forward.Output, len(c.inputs))
@@ -193,7 +197,7 @@ func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts
 		}
 		t.record(tel)
 	}
-	if err = t.settle(ctx, c, err); err != nil {
+	if err = t.settle(ctx, c, nil, err); err != nil {
 		return nil, err
 	}
 	res := &Result{held: hold(slabs), Telemetry: tel, Outputs: in.Shape(flat)}
@@ -204,9 +208,11 @@ func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts
 	return res, nil
 }
 
-// settle is where ranks agree, if the call asks for it: a failure of one is a failure of all. Every call comes here twice, whatever its inputs are, so the
-// number of collectives does not depend on what only one rank knows.
-func (t *TrainerRank) settle(ctx context.Context, c *call, err error) error {
+// settle is where ranks agree, peers always and others if the call asks for it: a failure of one is a failure of all. Peers are first, so that
+// what they say reaches the others, and their peers. Every call comes here twice, whatever its inputs are, so the number of collectives does not depend on what only
+// one rank knows.
+func (t *TrainerRank) settle(ctx context.Context, c *call, a *Admission, err error) error {
+	err = t.settlePeers(ctx, a, err)
 	if !c.agree {
 		return err
 	}

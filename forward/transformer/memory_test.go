@@ -49,6 +49,39 @@ func TestRehearsalNeedsNoWeights(t *testing.T) {
 	}
 }
 
+// A model says what one of another variant says: with other threads, and nothing else, though its own are as they were.
+func TestRehearsalAsAnotherVariant(t *testing.T) {
+	folder := golden.FS(t, "qwen2-tiny")
+	var models []*golden.Loaded
+	for threads := 1; threads <= 3; threads++ {
+		models = append(models, golden.Load(t, folder, golden.Options{Threads: threads, Unloaded: true}))
+	}
+	inputs := golden.Inputs(golden.Requests(t, folder))
+	seen := map[string]forward.Footprint{}
+	for _, m := range models {
+		f, err := m.Rehearse(pack(t, inputs, fullSharing))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for v, other := range seen {
+			if other == f {
+				t.Errorf("%s needs what %s does: %v", m.Variant(), v, f)
+			}
+		}
+		seen[m.Variant()] = f
+		for _, other := range models {
+			if got, err := other.RehearseAs(m.Variant(), pack(t, inputs, fullSharing)); err != nil || got != f {
+				t.Errorf("%s as %s: %v, %v; want %v", other.Variant(), m.Variant(), got, err, f)
+			}
+		}
+	}
+	for _, v := range []string{"", "threads=", "threads=0", "threads=-1", "threads=2 ", "threads=02", "threads=two", "gpu"} {
+		if f, err := models[0].RehearseAs(v, pack(t, inputs, fullSharing)); err == nil {
+			t.Errorf("%q: %v", v, f)
+		}
+	}
+}
+
 // Random calls use exactly what was rehearsed, whatever they share and ask for, and however many threads there are.
 func TestRandomCallsUseWhatWasRehearsed(t *testing.T) {
 	seeds := uint64(60)

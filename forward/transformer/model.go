@@ -230,8 +230,26 @@ func (m *Model) Device() device.Device { return m.dev }
 // Rehearse says exactly what a forward of b needs: it runs the forward on an arena that only counts and a backend that does
 // nothing.
 func (m *Model) Rehearse(b *forward.Batch) (forward.Footprint, error) {
+	return m.rehearse(b, m.backend.Threads())
+}
+
+// Variant says on how many worker threads the model runs: each has intermediates of its own.
+func (m *Model) Variant() string { return fmt.Sprintf(variant, m.backend.Threads()) }
+
+const variant = "threads=%d"
+
+// RehearseAs says what a forward of b needs on as many threads as a variant says.
+func (m *Model) RehearseAs(v string, b *forward.Batch) (forward.Footprint, error) {
+	threads := 0
+	if _, err := fmt.Sscanf(v, variant, &threads); err != nil || threads < 1 || fmt.Sprintf(variant, threads) != v {
+		return forward.Footprint{}, fmt.Errorf("rehearse: %q is no variant of %s", v, m.name)
+	}
+	return m.rehearse(b, threads)
+}
+
+func (m *Model) rehearse(b *forward.Batch, threads int) (forward.Footprint, error) {
 	c := device.NewCounter()
-	if _, err := m.run(context.Background(), b, c, kernel.Rehearsal(m.backend.Threads())); err != nil {
+	if _, err := m.run(context.Background(), b, c, kernel.Rehearsal(threads)); err != nil {
 		return forward.Footprint{}, err
 	}
 	s := c.Sizes()
