@@ -92,7 +92,7 @@ func (c *call) group(in *forward.Input) (int, error) {
 		sel = c.checkpoint
 	}
 	if sel.Name() != "" {
-		return 0, &SlotStateError{sel.Name(), "no checkpoint of that name is loaded"}
+		return 0, &SlotStateError{Slot: sel.Name(), Reason: "no checkpoint of that name is loaded"}
 	}
 	grad := in.Grad
 	if grad == forward.Inherit {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/slots"
 )
 
 // InputError is an input that breaks a rule of a call, or asks for what the engine cannot do. Nothing was planned.
@@ -72,12 +73,7 @@ func (e *PartialExecutionError) Error() string {
 func (e *PartialExecutionError) Unwrap() error { return e.Err }
 
 // SlotStateError is a slot that is not in a state for what was asked of it.
-type SlotStateError struct {
-	Slot   string
-	Reason string
-}
-
-func (e *SlotStateError) Error() string { return fmt.Sprintf("checkpoint %q: %s", e.Slot, e.Reason) }
+type SlotStateError = slots.SlotStateError
 
 // RuntimeSupportError is a way of running that the engine cannot run.
 type RuntimeSupportError struct{ Reason string }

@@ -1,0 +1,433 @@
+package slots
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/loader"
+)
+
+// LoadOptions say what a slot is loaded for.
+type LoadOptions struct {
+	// Inference takes the memory of the parameters only: no accumulators, no moments. The slot cannot be trained.
+	Inference bool
+	// IgnoreDropout trains an adapter without the dropout that its configuration asks for. Otherwise it is refused, but for inference.
+	IgnoreDropout bool
+}
+
+// Load reads an adapter from a folder in PEFT's format into the slot of that name, which it replaces if there is one: then both are in memory until the new one is whole. All ranks
+// call it.
+//
+// Tensors are widened to float32. What the engine cannot run as the configuration means it is an [*AdapterError]; so is a folder of [Set.Save] that is not to the byte
+// what was saved. Without such a folder's optimizer state the moments are zero. Running out of memory is a [*device.OutOfMemoryError]. A slot that is a snapshot, or that
+// has live graphs or pending gradients, is not replaced: a [*SlotStateError]. After any error, on any rank, the slot is what it was.
+func (s *Set) Load(ctx context.Context, name, dir string, o LoadOptions) error {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	return s.put(ctx, "load", name, func() (*slot, error) {
+		f, err := openFolder(dir, s.modules)
+		if err != nil {
+			return nil, err
+		}
+		defer f.close()
+		return s.fromFolder(name, f, o)
+	})
+}
+
+// Create makes a fresh adapter in the slot of that name, as PEFT initialises one: A is uniform within 1/sqrt(in) of 0 (He and others, 2015, with PyTorch's a = sqrt(5)),
+// and drawn from the seed, B is zero. In all else it is as [Set.Load].
+func (s *Set) Create(ctx context.Context, name string, c Config) error {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	return s.put(ctx, "create", name, func() (*slot, error) {
+		if c.BaseModel == "" {
+			c.BaseModel = s.base
+		}
+		text := c.text()
+		parsed, err := parseConfig(text) // what will be read when it has been saved
+		if err != nil {
+			return nil, err
+		}
+		p, err := planOf(name, s.modules, text, parsed)
+		if err != nil {
+			return nil, err
+		}
+		sl, err := s.build(p, true)
+		if err != nil {
+			return nil, err
+		}
+		for _, l := range sl.adapter.LoRA {
+			m := s.modules[l.Module]
+			// Each module has a stream of its own: what is drawn for it does not depend on which others are adapted.
+			rng := rand.New(rand.NewPCG(c.Seed, uint64(l.Module)))
+			bound := 1 / math.Sqrt(float64(m.In))
+			a := sl.main.params.Slice(l.A, int64(l.Rank*m.In)*4).F32()
+			for i := range a {
+				a[i] = float32((2*rng.Float64() - 1) * bound)
+			}
+		}
+		return sl, nil
+	})
+}
+
+// Unload gives the memory of a slot back. It must be idle, as for [Set.Load], and neither pushed nor the default; a snapshot may be unloaded.
+// All ranks call it.
+func (s *Set) Unload(ctx context.Context, name string) error {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	sl, err := s.shut(name, func(sl *slot) error {
+		switch {
+		case sl == nil:
+			return &SlotStateError{name, "no checkpoint of that name is loaded"}
+		case slices.Contains(s.pushed, name):
+			return &SlotStateError{name, "it is pushed: pop it first"}
+		case s.fallback == name:
+			return &SlotStateError{name, "it is the default: choose another first"}
+		}
+		return sl.idle()
+	})
+	err = s.settle(ctx, "unload", err, name)
+	s.swap(name, sl, nil, err)
+	if err != nil {
+		return fmt.Errorf("unload checkpoint %s: %w", quote(name), err)
+	}
+	return nil
+}
+
+// put makes a slot and puts it where one of that name is, on all ranks or on none. The caller holds turn.
+func (s *Set) put(ctx context.Context, op, name string, build func() (*slot, error)) error {
+	old, err := s.shut(name, func(sl *slot) error {
+		switch {
+		case name == "":
+			return &SlotStateError{name, "that is the base model: a checkpoint needs a name"}
+		case sl == nil:
+			return nil
+		case sl.snapshot:
+			return &SlotStateError{name, "it is a snapshot: unload it first"}
+		}
+		return sl.idle()
+	})
+	var sl *slot
+	if err == nil {
+		sl, err = build()
+	}
+	same := name
+	if err == nil && !s.alone() {
+		same = fmt.Sprintf("%q trained=%t revision=%d %s", name, sl.trained, sl.revision, sl.print(true))
+	}
+	err = s.settle(ctx, op, err, same)
+	if err != nil {
+		if sl != nil {
+			sl.free()
+		}
+		sl = nil
+	}
+	s.swap(name, old, sl, err)
+	if err != nil {
+		return fmt.Errorf("%s checkpoint %s: %w", op, quote(name), err)
+	}
+	return nil
+}
+
+// shut finds the slot of a name, nil if there is none, and lets nobody take a lease of it until swap. If allowed says no, there is nothing to swap.
+func (s *Set) shut(name string, allowed func(*slot) error) (*slot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sl := s.slots[name]
+	if err := allowed(sl); err != nil {
+		return nil, err
+	}
+	if sl != nil {
+		sl.closing = true
+	}
+	return sl, nil
+}
+
+// swap puts the new slot in the place of the old, either of which may be nil, or opens the old one again after an error.
+func (s *Set) swap(name string, old, new *slot, err error) {
+	s.mu.Lock()
+	if old != nil {
+		old.closing, old.gone = false, err == nil
+	}
+	if err == nil {
+		delete(s.slots, name)
+		if new != nil {
+			s.slots[name] = new
+		}
+	}
+	s.mu.Unlock()
+	if old != nil && err == nil {
+		old.free()
+	}
+}
+
+// plan is a slot before any memory is taken.
+type plan struct {
+	name    string
+	config  []byte
+	summary *Config
+	adapter *forward.Adapter
+	tensors []Tensor
+	owned   []ownedPlan
+}
+
+// ownedPlan is a parameter or a buffer that a folder holds.
+type ownedPlan struct {
+	name   string
+	buffer bool
+	shape  []int64
+}
+
+func planOf(name string, modules []forward.Module, text []byte, c *Config) (*plan, error) {
+	lora, err := c.additions(modules)
+	if err != nil {
+		return nil, err
+	}
+	a := forward.NewAdapter(name, modules, lora)
+	return &plan{name: name, config: text, summary: c, adapter: a, tensors: adapterTensors(modules, a)}, nil
+}
+
+// sizes are the bytes that the slot takes of a device.
+func (p *plan) sizes(trained bool) device.Sizes {
+	total := sizes(p.adapter.Bytes, trained)
+	for _, o := range p.owned {
+		for purpose, n := range sizes(elements(o.shape)*4, trained && !o.buffer) {
+			total[purpose] += n
+		}
+	}
+	return total
+}
+
+// Price is what a slot with that configuration takes of the device, in bytes, before it exists. What [Set.Parameter] and [Set.Buffer] add is beside it.
+func (s *Set) Price(c Config, o LoadOptions) (device.Sizes, error) {
+	if err := c.check(); err != nil {
+		return device.Sizes{}, err
+	}
+	p, err := planOf("", s.modules, nil, &c)
+	if err != nil {
+		return device.Sizes{}, err
+	}
+	return p.sizes(!o.Inference), nil
+}
+
+// PriceOf is what [Set.Load] of a folder takes of the device, in bytes. It reads no more than headers.
+func (s *Set) PriceOf(dir string, o LoadOptions) (device.Sizes, error) {
+	f, err := openFolder(dir, s.modules)
+	if err != nil {
+		return device.Sizes{}, fmt.Errorf("price checkpoint: %w", err)
+	}
+	defer f.close()
+	return f.plan.sizes(!o.Inference), nil
+}
+
+// build takes the memory of a planned slot, all or nothing.
+func (s *Set) build(p *plan, trained bool) (*slot, error) {
+	main, err := newVector(s.dev, p.tensors, p.adapter.Bytes, trained)
+	if err != nil {
+		return nil, err
+	}
+	a := *p.adapter
+	a.Name, a.Params = p.name, main.params.Slice(0, a.Bytes)
+	sl := &slot{name: p.name, adapter: &a, config: p.config, summary: p.summary, main: main, trained: trained, owned: map[string]*owned{}}
+	for _, o := range p.owned {
+		if _, err := s.own(sl, o); err != nil {
+			sl.free()
+			return nil, err
+		}
+	}
+	return sl, nil
+}
+
+// folder is a folder that holds an adapter, open and checked.
+type folder struct {
+	dir     string
+	plan    *plan
+	weights *loader.Set
+}
+
+const (
+	configName  = "adapter_config.json"
+	weightsName = "adapter_model.safetensors"
+)
+
+// openFolder reads all but the tensors of a folder, and holds them against a model's modules.
+func openFolder(dir string, modules []forward.Module) (*folder, error) {
+	f := &folder{dir: dir}
+	text, err := readSmall(filepath.Join(dir, configName), maxConfig)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, &AdapterError{Path: dir, Item: configName, Problem: "the file is not there", Advice: "give the folder of a LoRA adapter, as PEFT's save_pretrained writes it", Err: err}
+		}
+		return nil, err
+	}
+	c, err := parseConfig(text)
+	if err == nil {
+		f.plan, err = planOf("", modules, text, c)
+	}
+	if err != nil {
+		return nil, configError(filepath.Join(dir, configName), err)
+	}
+	path := filepath.Join(dir, weightsName)
+	if f.weights, err = loader.Open(path); err != nil {
+		e := &AdapterError{Path: path, Problem: "not a whole safetensors file", Advice: loader.Hint(err), Err: err}
+		if errors.Is(err, fs.ErrNotExist) {
+			e.Problem, e.Advice = "the file is not there", "an adapter in another form, adapter_model.bin for one, has to be saved anew with PEFT"
+		}
+		return nil, e
+	}
+	if err := checkNames(path, f.weights, f.plan.tensors); err != nil {
+		f.close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (f *folder) close() {
+	if f.weights != nil {
+		f.weights.Close()
+	}
+}
+
+// readSmall reads a whole file that has no business being large.
+func readSmall(path string, most int64) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > most {
+		return nil, &AdapterError{Path: path, Problem: fmt.Sprintf("not a file of at most %d bytes", most)}
+	}
+	return os.ReadFile(path)
+}
+
+// configError says of which file a fault is.
+func configError(path string, err error) error {
+	e := &AdapterError{Path: path, Problem: "not a configuration that is understood", Err: err}
+	var f *fault
+	if errors.As(err, &f) {
+		*e = AdapterError{Path: path, Item: f.key, Problem: f.problem, Advice: f.hint, Err: f.err}
+	}
+	return e
+}
+
+// checkNames holds the tensors of a file against those that are wanted: not one may be missing or too many.
+func checkNames(path string, set *loader.Set, want []Tensor) error {
+	known := map[string]bool{}
+	for i := range want {
+		t := &want[i]
+		x, ok := set.Tensor(t.Name)
+		if !ok {
+			return &AdapterError{Path: path, Item: t.Name, Problem: "the tensor is not there, though the configuration names its module"}
+		}
+		if !slices.Equal(x.Shape, t.Shape) {
+			return &AdapterError{Path: path, Item: t.Name, Problem: fmt.Sprintf("its shape is %v, want %v by the configuration and the model", x.Shape, t.Shape),
+				Advice: "the adapter may be of another model"}
+		}
+		if !slices.Contains([]loader.DType{loader.F32, loader.BF16, loader.F16}, x.DType) {
+			return &AdapterError{Path: path, Item: t.Name, Problem: fmt.Sprintf("its type is %v, want F32, BF16 or F16", x.DType)}
+		}
+		known[t.Name] = true
+	}
+	for _, name := range set.Names() {
+		if known[name] {
+			continue
+		}
+		e := &AdapterError{Path: path, Item: name, Problem: "the tensor belongs to no module that the configuration names and the model has", Advice: "the adapter may be of another model"}
+		if !strings.HasSuffix(name, suffixA) && !strings.HasSuffix(name, suffixB) {
+			e.Problem, e.Advice = "the tensor is no matrix of a LoRA of a projection", plainHint
+		}
+		return e
+	}
+	return nil
+}
+
+// fromFolder takes the memory of a slot and fills it from a folder.
+func (s *Set) fromFolder(name string, f *folder, o LoadOptions) (*slot, error) {
+	if c := f.plan.summary; c.Dropout > 0 && !o.Inference && !o.IgnoreDropout {
+		return nil, &AdapterError{Path: filepath.Join(f.dir, configName), Item: "lora_dropout", Problem: fmt.Sprintf("it was trained with a dropout of %g, and the engine has none", c.Dropout),
+			Advice: "set it to 0, load with IgnoreDropout, or load for inference"}
+	}
+	f.plan.name = name
+	sl, err := s.build(f.plan, !o.Inference)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.fill(sl); err != nil {
+		sl.free()
+		return nil, err
+	}
+	return sl, nil
+}
+
+// fill reads the tensors of a folder into a slot.
+func (f *folder) fill(sl *slot) error {
+	if err := readInto(f.weights, sl.main, sl.main.params, ""); err != nil {
+		return err
+	}
+	return f.weights.Verify()
+}
+
+// readInto reads a tensor of the file for every tensor of a vector, whose name it has with a suffix.
+func readInto(set *loader.Set, v *vector, dst device.Mem, suffix string) error {
+	for i := range v.tensors {
+		t := &v.tensors[i]
+		x, ok := set.Tensor(t.Name + suffix)
+		if !ok {
+			return &AdapterError{Path: set.Files[0].Path, Item: t.Name + suffix, Problem: "the tensor is not there"}
+		}
+		if err := readTensor(set, x, t, t.in(dst)); err != nil {
+			return &AdapterError{Path: set.Files[0].Path, Item: x.Name, Problem: "cannot be read", Advice: loader.Hint(err), Err: err}
+		}
+	}
+	return nil
+}
+
+// Snapshot copies the parameters of a slot, as they are, into a new slot that is for inference only and cannot be loaded over. It says whether it did: if a snapshot of that name exists
+// already, it stays. All ranks call it.
+func (s *Set) Snapshot(ctx context.Context, src, dst string) (bool, error) {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	const op = "snapshot"
+	old, _ := s.lookup(dst)
+	if old != nil && old.snapshot {
+		return false, s.settle(ctx, op, nil, quote(dst)+" exists")
+	}
+	err := s.put(ctx, op, dst, func() (*slot, error) {
+		from, err := s.lookup(src)
+		switch {
+		case err != nil:
+			return nil, err
+		case old != nil:
+			return nil, &SlotStateError{dst, "it is a checkpoint and no snapshot: unload it first"}
+		case from.adapter == nil:
+			return nil, &SlotStateError{src, "the base model cannot be copied"}
+		}
+		p := &plan{name: dst, config: from.config, summary: from.summary, adapter: from.adapter, tensors: from.main.tensors}
+		for _, name := range slices.Sorted(maps.Keys(from.owned)) {
+			o := from.owned[name]
+			p.owned = append(p.owned, ownedPlan{name, o.buffer, o.v.tensors[0].Shape})
+		}
+		sl, err := s.build(p, false)
+		if err != nil {
+			return nil, err
+		}
+		sl.snapshot, sl.revision = true, from.revision
+		to := sl.vectors()
+		for i, v := range from.vectors() {
+			copy(to[i].params.Raw(), v.params.Raw())
+		}
+		return sl, nil
+	})
+	return err == nil, err
+}
