@@ -240,11 +240,17 @@ const variant = "threads=%d"
 
 // RehearseAs says what a forward of b needs on as many threads as a variant says.
 func (m *Model) RehearseAs(v string, b *forward.Batch) (forward.Footprint, error) {
-	threads := 0
-	if _, err := fmt.Sscanf(v, variant, &threads); err != nil || threads < 1 || fmt.Sprintf(variant, threads) != v {
+	threads, ok := threadsOf(v)
+	if !ok {
 		return forward.Footprint{}, fmt.Errorf("rehearse: %q is no variant of %s", v, m.name)
 	}
 	return m.rehearse(b, threads)
+}
+
+// threadsOf is the number of threads of a variant.
+func threadsOf(v string) (threads int, ok bool) {
+	_, err := fmt.Sscanf(v, variant, &threads)
+	return threads, err == nil && threads >= 1 && threads <= maxThreads && fmt.Sprintf(variant, threads) == v
 }
 
 func (m *Model) rehearse(b *forward.Batch, threads int) (forward.Footprint, error) {

@@ -12,47 +12,51 @@ import (
 // Spec is a decoder as data: every number that the arithmetic of a forward depends on, and nothing else of config.json.
 // Two Specs that are equal (go-cmp needs no options) describe the same computation over the same tensors.
 //
-// A Spec from [ParseConfig] is valid in the sense of [Spec.Validate].
+// A Spec from [ParseConfig] is valid in the sense of [Spec.Validate]. Its JSON form is that of [Rehearsal].
 type Spec struct {
-	Family        string  // "qwen3", "qwen2", "llama", "mistral" or "gemma3"
-	Vocab, Hidden int     // rows of the embedding and of the head; width of the residual stream
-	Layers        []Layer // in execution order
-	Ropes         []Rope  // rotary tables that attention refers to by index, in the order of first use; none twice
+	Family string  `json:"family"` // "qwen3", "qwen2", "llama", "mistral" or "gemma3"
+	Vocab  int     `json:"vocab"`  // rows of the embedding and of the head
+	Hidden int     `json:"hidden"` // width of the residual stream
+	Layers []Layer `json:"layers"` // in execution order
+	Ropes  []Rope  `json:"ropes"`  // rotary tables that attention refers to by index, in the order of first use; none twice
 
-	EmbedScale   float64  // embeddings are multiplied by it: 1, or sqrt(Hidden) for Gemma 3
-	NormOffset   float32  // every norm multiplies by NormOffset + w: 0, or 1 for Gemma 3
-	NormEps      float64  // added to the mean square, inside the root
-	Tied         bool     // the head is the embedding, no lm_head.weight is needed
-	MaxPositions int      // what the model was made for; informational
-	DType        string   // what the config says about the stored weights, "" if nothing; informational
-	Notes        []string // what was ignored or assumed and the reader should know, one sentence each
+	EmbedScale   float64  `json:"embed_scale"`     // embeddings are multiplied by it: 1, or sqrt(Hidden) for Gemma 3
+	NormOffset   float32  `json:"norm_offset"`     // every norm multiplies by NormOffset + w: 0, or 1 for Gemma 3
+	NormEps      float64  `json:"norm_eps"`        // added to the mean square, inside the root
+	Tied         bool     `json:"tied"`            // the head is the embedding, no lm_head.weight is needed
+	MaxPositions int      `json:"max_positions"`   // what the model was made for; informational
+	DType        string   `json:"dtype"`           // what the config says about the stored weights, "" if nothing; informational
+	Notes        []string `json:"notes,omitempty"` // what was ignored or assumed and the reader should know, one sentence each
 }
 
 // Layer is one residual block: a mixer, then a feed-forward, each behind its own norm.
 type Layer struct {
-	Attention *Attention
-	MLP       *GatedMLP
+	Attention *Attention `json:"attention"`
+	MLP       *GatedMLP  `json:"mlp"`
 	// PostNorms says that the outputs of the mixer and of the feed-forward are normed too, before they are added to the
 	// residual stream (Gemma 3: four norms a layer).
-	PostNorms bool
+	PostNorms bool `json:"post_norms,omitzero"`
 }
 
 // Attention is a causal softmax mixer with grouped key and value heads.
 type Attention struct {
-	Heads, KVHeads, HeadDim int // query head h uses key head h / (Heads / KVHeads)
-	Window                  int // 0: none; else query i sees key j when 0 <= i-j < Window
-	Rope                    int // index into [Spec.Ropes]
+	Heads   int `json:"heads"` // query head h uses key head h / (Heads / KVHeads)
+	KVHeads int `json:"kv_heads"`
+	HeadDim int `json:"head_dim"`
+	Window  int `json:"window,omitzero"` // 0: none; else query i sees key j when 0 <= i-j < Window
+	Rope    int `json:"rope"`            // index into [Spec.Ropes]
 
-	QKNorm           bool    // q and k of each head are normed over HeadDim, before the rotation
-	QKVBias, OutBias bool    // biases on q, k and v; on the output projection
-	Scale            float64 // scores are multiplied by it
+	QKNorm  bool    `json:"qk_norm,omitzero"`  // q and k of each head are normed over HeadDim, before the rotation
+	QKVBias bool    `json:"qkv_bias,omitzero"` // biases on q, k and v
+	OutBias bool    `json:"out_bias,omitzero"` // bias on the output projection
+	Scale   float64 `json:"scale"`             // scores are multiplied by it
 }
 
 // GatedMLP is down(act(gate(x)) * up(x)).
 type GatedMLP struct {
-	Intermediate int
-	Activation   Activation
-	Bias         bool // on all three projections
+	Intermediate int        `json:"intermediate"`
+	Activation   Activation `json:"activation"`
+	Bias         bool       `json:"bias,omitzero"` // on all three projections
 }
 
 // Activation is the function on the gate of a [GatedMLP].
@@ -74,21 +78,35 @@ func (a Activation) String() string {
 	return fmt.Sprintf("activation %d", uint8(a))
 }
 
+// MarshalText is the name of the activation.
+func (a Activation) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
+
+// UnmarshalText takes a name that MarshalText gives to one of the activations.
+func (a *Activation) UnmarshalText(text []byte) error {
+	for known := SiLU; known <= GELUTanh; known++ {
+		if known.String() == string(text) {
+			*a = known
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is no activation, want silu or gelu-tanh", text)
+}
+
 // Rope is a table of rotary frequencies. Element i of a head is paired with element i + Rotary/2 for i < Rotary/2;
 // elements from Rotary on pass unrotated.
 type Rope struct {
-	Theta  float64        // base of the frequencies
-	Rotary int            // rotated elements of a head, even
-	Factor float64        // every frequency is divided by it: 1, or the factor of linear scaling
-	Llama3 *Llama3Scaling // nil, or the scaling of rope type llama3 (Factor is then 1)
+	Theta  float64        `json:"theta"`            // base of the frequencies
+	Rotary int            `json:"rotary"`           // rotated elements of a head, even
+	Factor float64        `json:"factor"`           // every frequency is divided by it: 1, or the factor of linear scaling
+	Llama3 *Llama3Scaling `json:"llama3,omitempty"` // nil, or the scaling of rope type llama3 (Factor is then 1)
 }
 
 // Llama3Scaling slows the low frequencies down and leaves the high ones alone (rope type llama3).
 type Llama3Scaling struct {
-	Factor   float64 // low frequencies are divided by it
-	LowFreq  float64 // turns within Original tokens up to which a frequency counts as low
-	HighFreq float64 // turns from which it counts as high
-	Original int     // context length of the first training, in tokens
+	Factor   float64 `json:"factor"`    // low frequencies are divided by it
+	LowFreq  float64 `json:"low_freq"`  // turns within Original tokens up to which a frequency counts as low
+	HighFreq float64 `json:"high_freq"` // turns from which it counts as high
+	Original int     `json:"original"`  // context length of the first training, in tokens
 }
 
 // InvFreq returns the Rotary/2 frequencies, in radians per position, scaling included.
