@@ -49,34 +49,38 @@ var hostTable = prefixtree.Table{
 }
 
 // question is what the planner is told of a call. The answer is a function of it, and of nothing else: no token, no clock, no state of a device or a model. That
-// is why a [Record] of it can be answered again elsewhere.
+// is why a [Record] of it can be answered again elsewhere; its JSON form is part of that of a record.
 type question struct {
-	usable   int64  // bytes
-	explain  bool   // ask for the least that would do, also if the call is admitted
-	device   string // its name
-	spec     forward.Spec
-	tables   []prefixtree.Table
-	anchor   string // a layout that is forced; "" for the cheapest
-	requests []request
-	batches  []batch // a group of requests each
-	model    rehearser
+	Usable   int64              `json:"usable_limit_bytes"`
+	Explain  bool               `json:"explain,omitzero"` // ask for the least that would do, also if the call is admitted
+	Device   string             `json:"device"`           // its name
+	Model    forward.Spec       `json:"model"`
+	Tables   []prefixtree.Table `json:"tables"`
+	Anchor   string             `json:"anchor,omitzero"` // a layout that is forced; "" for the cheapest
+	Requests []request          `json:"requests"`
+	Groups   []requests         `json:"groups"`
+
+	rehearser
 }
 
 // request is an input without its tokens and labels.
 type request struct {
-	group  int // -1 if nothing is wanted of it
-	tokens int
-	width  int // labels per position; 0: none
-	topK   int
-	logits bool
-	hidden bool
+	Group  int  `json:"group"` // -1 if nothing is wanted of it
+	Tokens int  `json:"tokens"`
+	Width  int  `json:"target_width,omitzero"` // labels per position; 0: none
+	TopK   int  `json:"top_k,omitzero"`
+	Logits bool `json:"logits,omitzero"`
+	Hidden bool `json:"hidden_states,omitzero"`
 }
 
-// batch is what the requests of a group have in common.
-type batch struct {
+// requests are what is known of those of a group together.
+type requests struct {
 	group
-	tree *prefixtree.Tree // its rows are the requests of the group, in the caller's order
+	Tree outlined `json:"tree"` // its rows are the requests, in the caller's order
 }
+
+// outlined is a tree in its short form.
+type outlined struct{ *prefixtree.Tree }
 
 // rehearser is what the planner asks of a model.
 type rehearser interface {
@@ -86,13 +90,13 @@ type rehearser interface {
 // ask puts the question whether a call fits, and if explain, also what the least is that would do.
 func (t *TrainerRank) ask(c *call, g *ground, explain bool) (*question, error) {
 	q := &question{
-		usable: g.usable, explain: explain, device: t.dev.Name(), spec: t.model.Spec(), tables: t.tables, anchor: g.anchor, model: g.model,
-		requests: make([]request, len(c.inputs)),
+		Usable: g.usable, Explain: explain, Device: t.dev.Name(), Model: t.model.Spec(), Tables: t.tables, Anchor: g.anchor, rehearser: g.model,
+		Requests: make([]request, len(c.inputs)), Groups: make([]requests, len(c.members)),
 	}
 	for i, in := range c.inputs {
-		q.requests[i] = request{group: c.groups[i], tokens: len(in.Tokens), topK: in.TopK, logits: in.Logits, hidden: in.HiddenStates}
+		q.Requests[i] = request{Group: c.groups[i], Tokens: len(in.Tokens), TopK: in.TopK, Logits: in.Logits, Hidden: in.HiddenStates}
 		if in.Targets != nil {
-			q.requests[i].width = in.Width()
+			q.Requests[i].Width = in.Width()
 		}
 	}
 	for g, members := range c.members {
@@ -100,7 +104,7 @@ func (t *TrainerRank) ask(c *call, g *ground, explain bool) (*question, error) {
 		if err != nil {
 			return nil, err
 		}
-		q.batches = append(q.batches, batch{c.kinds[g], tree})
+		q.Groups[g] = requests{c.kinds[g], outlined{tree}}
 	}
 	return q, nil
 }
@@ -128,12 +132,12 @@ func (q *question) admit(ctx context.Context) (*Admission, error) {
 		return nil, err
 	}
 	// A total fits if its pages do, which is to say, if it is within the whole pages that may be used.
-	found, err := ladder.Search(lc, p, p, q.usable&^(device.PageSize-1), ladder.Options{Explain: q.explain})
+	found, err := ladder.Search(lc, p, p, q.Usable&^(device.PageSize-1), ladder.Options{Explain: q.Explain})
 	if err != nil {
 		return nil, err
 	}
 	a := &Admission{Admission: *found}
-	a.UsableLimitBytes = q.usable
+	a.UsableLimitBytes = q.Usable
 	a.PredictedPeakBytes, a.SmallestBudgetBytes = pages(a.PredictedPeakBytes), pages(a.SmallestBudgetBytes)
 	for i := range a.Rungs {
 		r := &a.Rungs[i]
@@ -145,7 +149,7 @@ func (q *question) admit(ctx context.Context) (*Admission, error) {
 			r.Required[j], r.Retained[j] = pages(r.Required[j]), pages(r.Retained[j])
 		}
 	}
-	if len(q.requests) == 0 {
+	if len(q.Requests) == 0 {
 		a.SubforwardRequestIndices = [][]int{}
 	}
 	for _, turn := range turns(a) {
@@ -184,34 +188,34 @@ type pass struct {
 func newPlanner(ctx context.Context, q *question) *planner {
 	p := &planner{
 		question: q, ctx: ctx, shared: map[string]profile.Price{},
-		cost:   prefixtree.CostFor(q.tables, prefixtree.Facts{Device: q.device, Hidden: q.spec.Hidden, Layers: q.spec.Layers}),
-		inputs: make([]forward.Input, len(q.requests)), rows: make([]int, len(q.requests)),
+		cost:   prefixtree.CostFor(q.Tables, prefixtree.Facts{Device: q.Device, Hidden: q.Model.Hidden, Layers: q.Model.Layers}),
+		inputs: make([]forward.Input, len(q.Requests)), rows: make([]int, len(q.Requests)),
 	}
 	longest := 0
-	for i := range q.requests {
-		longest = max(longest, q.requests[i].tokens*max(1, q.requests[i].width))
+	for i := range q.Requests {
+		longest = max(longest, q.Requests[i].Tokens*max(1, q.Requests[i].Width))
 	}
 	p.blank = make([]int32, longest)
-	known := make([]int, len(q.batches)) // rows of each
-	for i := range q.requests {
-		r := &q.requests[i]
+	known := make([]int, len(q.Groups)) // rows of each
+	for i := range q.Requests {
+		r := &q.Requests[i]
 		in := &p.inputs[i]
-		*in = forward.Input{Tokens: p.zeros(r.tokens), TargetWidth: r.width, TopK: r.topK, Logits: r.logits, HiddenStates: r.hidden, Grad: forward.NoGrad}
-		if r.width > 0 {
-			in.Targets = p.zeros(r.tokens * r.width)
+		*in = forward.Input{Tokens: p.zeros(r.Tokens), TargetWidth: r.Width, TopK: r.TopK, Logits: r.Logits, HiddenStates: r.Hidden, Grad: forward.NoGrad}
+		if r.Width > 0 {
+			in.Targets = p.zeros(r.Tokens * r.Width)
 		}
-		if r.group < 0 {
+		if r.Group < 0 {
 			continue
 		}
-		g := &q.batches[r.group]
-		if in.Checkpoint = forward.BaseModel(); g.slot != "" {
-			in.Checkpoint = forward.Checkpoint(g.slot)
+		g := &q.Groups[r.Group]
+		if in.Checkpoint = forward.BaseModel(); g.Slot != "" {
+			in.Checkpoint = forward.Checkpoint(g.Slot)
 		}
-		if g.grad {
+		if g.Grad {
 			in.Grad = forward.WithGrad
 		}
-		p.rows[i] = known[r.group]
-		known[r.group]++
+		p.rows[i] = known[r.Group]
+		known[r.Group]++
 	}
 	return p
 }
@@ -248,23 +252,23 @@ func turns(a *Admission) []device.Sizes {
 
 // describe is the call as the ladder sees it.
 func (p *planner) describe() (*ladder.Call, error) {
-	lc := &ladder.Call{ExpertParallel: p.spec.ExpertParallel, Requests: make([]ladder.Request, len(p.requests))}
-	groups, trees := make([]int, len(p.requests)), make([]*prefixtree.Tree, len(p.batches))
-	for i := range p.requests {
+	lc := &ladder.Call{ExpertParallel: p.Model.ExpertParallel, Requests: make([]ladder.Request, len(p.Requests))}
+	groups, trees := make([]int, len(p.Requests)), make([]*prefixtree.Tree, len(p.Groups))
+	for i := range p.Requests {
 		r := &lc.Requests[i]
-		groups[i] = p.requests[i].group
-		r.Group, r.Tokens = groups[i], p.requests[i].tokens
+		groups[i] = p.Requests[i].Group
+		r.Group, r.Tokens = groups[i], p.Requests[i].Tokens
 		if r.Group >= 0 {
-			outputs, err := profile.EngineWidths.Outputs(&p.inputs[i], p.spec)
+			outputs, err := profile.EngineWidths.Outputs(&p.inputs[i], p.Model)
 			if err != nil {
 				return nil, err
 			}
 			r.Outputs = device.RoundAlign(min(outputs, math.MaxInt64/2))
-			r.Grad = p.batches[r.Group].grad
+			r.Grad = p.Groups[r.Group].Grad
 		}
 	}
-	for g := range p.batches {
-		trees[g] = p.batches[g].tree
+	for g := range p.Groups {
+		trees[g] = p.Groups[g].Tree.Tree
 	}
 	visit, err := ladder.NewVisit(groups, trees)
 	if err != nil {
@@ -290,7 +294,7 @@ func (p *planner) Plan(requests []int, l ladder.Layout) (*ladder.Plan, error) {
 		if l == ladder.FullSharing {
 			pass.layout = tree.FullSharing()
 		} else {
-			choice, err := prefixtree.Select(tree, &p.cost, prefixtree.Options{Anchor: p.anchor})
+			choice, err := prefixtree.Select(tree, &p.cost, prefixtree.Options{Anchor: p.Anchor})
 			if err != nil {
 				return nil, err
 			}
@@ -312,7 +316,7 @@ func (p *planner) tree(requests []int) (*prefixtree.Tree, error) {
 		rows[i] = p.rows[r]
 		all = all && rows[i] == i
 	}
-	whole := p.batches[p.requests[requests[0]].group].tree
+	whole := p.Groups[p.Requests[requests[0]].Group].Tree.Tree
 	if all && len(rows) == len(whole.Terminals) {
 		return whole, nil
 	}
@@ -324,7 +328,7 @@ func (p *planner) byGroup(requests []int) [][]int {
 	var lists [][]int
 	place := map[int]int{}
 	for _, r := range requests {
-		g := p.requests[r].group
+		g := p.Requests[r].Group
 		i, known := place[g]
 		if !known {
 			i = len(lists)
@@ -366,7 +370,7 @@ func (p *planner) rehearse(pass *pass) error {
 	for i, r := range pass.requests {
 		b.Requests[i] = &p.inputs[r]
 	}
-	f, err := p.model.Rehearse(b)
+	f, err := p.rehearser.Rehearse(b)
 	if err != nil {
 		return err
 	}

@@ -22,8 +22,8 @@ type call struct {
 
 // group is what requests of one batch have in common.
 type group struct {
-	slot string
-	grad bool
+	Slot string `json:"checkpoint,omitzero"` // "": the base model
+	Grad bool   `json:"grad,omitzero"`
 }
 
 // newCall flattens and checks the inputs.
