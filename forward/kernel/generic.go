@@ -24,6 +24,17 @@ var generic = prims{
 	scatterLanes: scatterLanesGeneric,
 	packPanel16:  packPanel16Generic,
 	packPanel32:  packPanel32Generic,
+
+	dot:              dotGeneric,
+	scale:            scaleGeneric,
+	mulAdd:           mulAddGeneric,
+	expScale:         expScaleGeneric,
+	normDot:          normDotGeneric,
+	normGrad:         normGradGeneric,
+	siluGrad:         siluGradGeneric,
+	geluTanhGrad:     geluTanhGradGeneric,
+	softmaxGradLanes: softmaxGradLanesGeneric,
+	softmaxGradRows:  softmaxGradRowsGeneric,
 }
 
 func gemmGeneric(c []float32, ldc int, a []float32, ars, acs int, b []float32, m, k int, acc bool) {

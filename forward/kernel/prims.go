@@ -75,4 +75,33 @@ type prims struct {
 	// the exponent mask of the stored type: 0x7f80 for bfloat16, 0x7c00 for float16).
 	packPanel16 func(dst, src []uint16, rows, k int, expMask uint16) (nonFinite bool)
 	packPanel32 func(dst, src []float32, rows, k int) (nonFinite bool)
+
+	// The rest is for backwards.
+
+	// dot is the sum of x[i]*y[i] by lanes.
+	dot func(x, y []float32) float32
+	// scale is x[i] *= s.
+	scale func(x []float32, s float32)
+	// mulAdd is dst[i] += x[i]*y[i]*s, multiplied left to right.
+	mulAdd func(dst, x, y []float32, s float32)
+	// expScale is x[i] = c*exp(x[i]-m).
+	expScale func(x []float32, m, c float32)
+
+	// normDot is the sum of dy[i]*(offset+w[i])*x[i] by lanes, multiplied left to right.
+	normDot func(dy, x, w []float32, offset float32) float32
+	// normGrad is dst[i] = dy[i]*(offset+w[i])*r - x[i]*k. dst may be dy or x.
+	normGrad func(dst, dy, x, w []float32, r, offset, k float32)
+
+	// siluGrad is about a = act(g)*u, act(g) being g/(1+exp(-g)): it writes a[i], and from da the derivatives dg[i] = da[i]*u[i]*act'(g[i]) and
+	// du[i] = da[i]*act(g[i]). geluTanhGrad does the same for the tanh form of gelu. The slices may be the same.
+	siluGrad     func(a, dg, du, g, u, da []float32)
+	geluTanhGrad func(a, dg, du, g, u, da []float32)
+
+	// softmaxGradLanes takes n <= 64 keys of 32 queries (lanes). s[j*32+l] is the raw score of key j for lane l and becomes its weight p = exp(scale*s - mx[l])*inv[l];
+	// dp[j*32+l] is the derivative by that weight and becomes the one by the raw score, scale*p*(dp-d[l]). Both become 0 where key j is outside
+	// lo[l] <= key0+j < hi[l], whatever they are.
+	softmaxGradLanes func(s, dp []float32, n int, scale float32, key0 int32, lo, hi *[Width]int32, mx, inv, d *[Width]float32)
+	// softmaxGradRows does the same for n <= 64 queries (rows) of 32 keys (lanes): the statistics of query j are mx[j*stride], inv[j*stride] and
+	// d[j*dstride], and key l counts if lo[l] <= query0+j < hi[l].
+	softmaxGradRows func(s, dp []float32, n int, scale float32, query0 int32, lo, hi *[Width]int32, mx, inv []float32, stride int, d []float32, dstride int)
 }

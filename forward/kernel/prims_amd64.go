@@ -70,6 +70,17 @@ func (e extension) table(name string) prims {
 		scatterLanes: e.scatterLanes,
 		packPanel16:  e.packPanel16,
 		packPanel32:  e.packPanel32,
+
+		dot:              generic.dot,
+		scale:            generic.scale,
+		mulAdd:           generic.mulAdd,
+		expScale:         generic.expScale,
+		normDot:          generic.normDot,
+		normGrad:         generic.normGrad,
+		siluGrad:         generic.siluGrad,
+		geluTanhGrad:     generic.geluTanhGrad,
+		softmaxGradLanes: generic.softmaxGradLanes,
+		softmaxGradRows:  generic.softmaxGradRows,
 	}
 }
 
