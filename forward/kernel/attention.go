@@ -15,6 +15,7 @@ const tileGroup = 4
 type attention struct {
 	h      *Host
 	dst, q Mat
+	stats  Mat // wanted if it has rows
 	k, v   Mat
 	Attention
 	path   path
@@ -25,7 +26,7 @@ type attention struct {
 // attnTile is Width lanes: the query heads of one key head at some positions of a span.
 type attnTile struct {
 	n             int          // lanes in use; the others repeat the last
-	at, to        [Width]int   // where the query lies, and where its output goes
+	at, to, stat  [Width]int   // where the query lies, and where its output and its statistics go
 	lo, hi        [Width]int32 // the positions that the lane sees: [lo, hi)
 	mx, sum, corr [Width]float32
 	q, o          []float32 // queries and outputs [HeadDim, Width]
@@ -38,10 +39,10 @@ type attnTile struct {
 // bits cannot depend on its neighbours. Keys are visited in blocks aligned to the absolute position (0, keyBlock, ...), whichever spans
 // they lie in, with a running maximum and sum (the online softmax of Milakov and Gimelshein, 2018). A key that some lanes of
 // a tile may not see is added to the others alone, so that a value that is not finite stays where it belongs.
-func (h *Host) Attend(work device.Mem, dst, q, k, v Mat, first int, spans []Span, a Attention) {
+func (h *Host) Attend(work device.Mem, dst, stats, q, k, v Mat, first int, spans []Span, a Attention) {
 	c := h.attend.Get().(*attention)
 	defer h.attend.Put(c)
-	c.h, c.dst, c.q, c.k, c.v, c.Attention = h, dst, q, k, v, a
+	c.h, c.dst, c.stats, c.q, c.k, c.v, c.Attention = h, dst, stats, q, k, v, a
 	ws, size := work.F32(), a.HeadDim*Width
 	for i := range c.tiles {
 		c.tiles[i].q, c.tiles[i].o = ws[2*i*size:][:size], ws[(2*i+1)*size:][:size]
@@ -80,6 +81,7 @@ func (t *attnTile) begin(c *attention, pos, row, head, lane, n int) {
 		i := lane + min(l, n-1)
 		col := (head*group + i%group) * c.HeadDim
 		t.at[l], t.to[l] = (row+i/group)*c.q.Stride+col, (row+i/group)*c.dst.Stride+col
+		t.stat[l] = (row+i/group)*c.stats.Stride + head*group + i%group
 		lo, hi := int32(0), int32(pos+i/group+1)
 		if c.Window > 0 {
 			lo = max(0, hi-int32(c.Window))
@@ -110,6 +112,12 @@ func (c *attention) walk(tiles []attnTile, head int) {
 			t.corr[l] = 1 / sum
 		}
 		c.h.p.scatterLanes(c.dst.Mem.F32(), &t.to, t.n, t.o, &t.corr, c.HeadDim)
+		if c.stats.Rows > 0 {
+			stats := c.stats.Mem.F32()
+			for l := range t.n {
+				stats[t.stat[l]], stats[t.stat[l]+c.Heads] = t.mx[l], t.corr[l]
+			}
+		}
 	}
 }
 

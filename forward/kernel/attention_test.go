@@ -86,7 +86,7 @@ func (x *trial) attend(h *Host, plan func(*Host, int, int, func(device.Mem, int,
 	dst := x.mat("dst", n, q.Cols)
 	plan(h, n, a.HeadDim, func(work device.Mem, from, to int) {
 		// A block may see the keys of its own rows and of rows before it; the others need not be there yet.
-		h.Attend(work, dst.RowRange(from, to), q.RowRange(first+from, first+to), upTo(k, first+to), upTo(v, first+to), first+from, spans, a)
+		h.Attend(work, dst.RowRange(from, to), Mat{}, q.RowRange(first+from, first+to), upTo(k, first+to), upTo(v, first+to), first+from, spans, a)
 	})
 	return dst
 }

@@ -125,6 +125,8 @@ func (hw *headWork) answer(r int) {
 			for i := range int(a.Arg) {
 				out[i], ids[i] = logprob(row.top.vals[i], logZ), row.top.ids[i]
 			}
+		case AskLogZ:
+			a.Out.F64()[0] = logZ
 		}
 	}
 }

@@ -42,6 +42,12 @@ func (m Mat) RowRange(from, to int) Mat {
 	return Mat{m.Mem.Slice(at, m.Mem.Bytes()-at), to - from, m.Cols, m.Stride}
 }
 
+// ColRange is the matrix of columns [from, to) of m.
+func (m Mat) ColRange(from, to int) Mat {
+	at := int64(from) * 4
+	return Mat{m.Mem.Slice(at, m.Mem.Bytes()-at), m.Rows, to - from, m.Stride}
+}
+
 // Span is a run of packed rows: the positions [Start, End) of a request, stored from packed row Offset on. Before
 // them in the request come the positions of Parent, another span, or nothing if Parent is -1.
 type Span struct {
@@ -81,6 +87,7 @@ const (
 	AskTarget AskKind = iota
 	AskTopK
 	AskLogits
+	AskLogZ // Out: 8 bytes, the log of the sum of exponentials of all logits, float64: what HeadGrad needs
 )
 
 // Backend is the work of a forward. [Backend.Do] runs a function on the backend, and that function shares loops among the workers with
@@ -112,8 +119,10 @@ type Backend interface {
 	// Rope rotates the heads of each row of x, cols/headDim of them, by the angles of row positions[i] of cos and sin.
 	Rope(x Mat, headDim int, positions []int32, cos, sin Mat)
 	// Attend computes attention for the packed rows from first on: row i of q is packed row first+i. k and v hold all packed rows up to
-	// the last of them. spans are in the order of their rows, parents before children. dst has the shape of q.
-	Attend(work device.Mem, dst, q, k, v Mat, first int, spans []Span, a Attention)
+	// the last of them. spans are in the order of their rows, in preorder: each is followed by those that descend from it. dst has the shape of q. If stats
+	// has rows, it has those of q and 2*Heads columns: column h receives the largest scaled score of head h, column Heads+h the inverse of the sum of weights
+	// relative to it.
+	Attend(work device.Mem, dst, stats, q, k, v Mat, first int, spans []Span, a Attention)
 	// Add is dst += src.
 	Add(dst, src Mat)
 	// CopyRows is dst[i] = src[rows[i]].
@@ -127,6 +136,8 @@ type Backend interface {
 	Head(work, scratch device.Mem, h Mat, w *Weight, asks []Ask)
 	// Close ends the workers. The backend must not be used after it.
 	Close()
+
+	Gradients
 }
 
 // Rehearsal is a backend that does nothing, standing in for one with a number of threads.
@@ -164,7 +175,7 @@ func (Rehearsal) GatedMLP(device.Mem, Mat, Mat, *Weight, *Weight, device.Mem, de
 func (Rehearsal) Rope(Mat, int, []int32, Mat, Mat) {}
 
 // Attend does nothing.
-func (Rehearsal) Attend(device.Mem, Mat, Mat, Mat, Mat, int, []Span, Attention) {}
+func (Rehearsal) Attend(device.Mem, Mat, Mat, Mat, Mat, Mat, int, []Span, Attention) {}
 
 // Add does nothing.
 func (Rehearsal) Add(Mat, Mat) {}

@@ -165,7 +165,7 @@ func BenchmarkAttend(b *testing.B) {
 				works := []device.Mem{s.mem(WorkBytes(a.HeadDim)), s.mem(WorkBytes(a.HeadDim))}
 				rate(b, h, 4*float64(pairs)*float64(a.Heads)*float64(a.HeadDim), "GFLOP/s", false, func() {
 					h.Each(n/32, func(worker, i int) {
-						h.Attend(works[worker], dst.RowRange(i*32, i*32+32), q.RowRange(i*32, i*32+32), k, v, i*32, spans, a)
+						h.Attend(works[worker], dst.RowRange(i*32, i*32+32), Mat{}, q.RowRange(i*32, i*32+32), k, v, i*32, spans, a)
 					})
 				})
 			})

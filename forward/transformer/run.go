@@ -255,7 +255,7 @@ func (p *pass) block(l *lane, spec Layer, w *layerWeights, from, to int, k, v ke
 			p.norm(l, q, q, w.qNorm)
 		}
 		l.Rope(q, a.HeadDim, p.b.Positions[from:to], p.cos[a.Rope], p.sin[a.Rope])
-		l.Attend(l.work, o, q, k, v, from, p.spans, a.kernel())
+		l.Attend(l.work, o, kernel.Mat{}, q, k, v, from, p.spans, a.kernel())
 		p.residual(l, x, o, &w.o, w.oBias, spec.PostNorms, w.attnPostNorm, h)
 	})
 	p.norm(l, h, x, w.mlpNorm)
