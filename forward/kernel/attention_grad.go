@@ -119,7 +119,7 @@ func (c *attentionGrad) queries(tiles []queryTile, way path, head int, dq Mat) {
 	}
 	for i := range tiles {
 		t := &tiles[i]
-		for l := range t.n { // dq need not have the stride of q
+		for l := range t.to { // dq need not have the stride of q
 			t.to[l] = t.to[l]/c.q.Stride*dq.Stride + t.to[l]%c.q.Stride
 		}
 		p.scatterLanes(dq.Mem.F32(), &t.to, t.n, t.dq, &ones, hd)

@@ -20,8 +20,9 @@ type Gradients interface {
 	Activate(dst, gate, up Mat, act Activation)
 	// LinearGrad is dx = dy * w, or dx += it if add: the gradient by the rows that [Backend.Linear] multiplied.
 	LinearGrad(work device.Mem, dx, dy Mat, w *Weight, add bool)
-	// Outer is dst = aᵀ * b: the sum over rows of the products of a column of a with a column of b. dst has a row for each column of a.
-	Outer(work device.Mem, dst, a, b Mat)
+	// Outer is dst = aᵀ * b, or dst += it if add: the sum over rows of the products of a column of a with a column of b. dst has a row for each column
+	// of a.
+	Outer(work device.Mem, dst, a, b Mat, add bool)
 	// NormGrad is the gradient by x of [Backend.Norm] of x. dx may be dy.
 	NormGrad(dx, dy, x Mat, w device.Mem, offset float32, eps float64)
 	// NormWeightGrad is dw, the gradient by the weights of that norm.
@@ -36,9 +37,22 @@ type Gradients interface {
 	AttendQueryGrad(work device.Mem, dq, q, k, v, dout, stats, dot Mat, first int, spans []Span, a Attention)
 	// AttendKeyGrad is dk and dv, the gradients by k and v of packed rows from first on. q, dout, stats and dot hold all packed rows, and so do k and v.
 	AttendKeyGrad(work device.Mem, dk, dv, q, k, v, dout, stats, dot Mat, first int, spans []Span, a Attention)
-	// HeadGrad is dh, the gradient by h of what [Backend.Head] answers about it. wants are sorted by row, logZ holds that of each row of h that has targets. If
-	// dw has rows, it is the gradient by w of these rows of h is not computed here: see [Gradients.HeadLogitsGrad]. scratch has [HeadGradBytes] bytes.
+	// HeadGrad is dh, the gradient by h of what [Backend.Head] answers about it. wants are sorted by row, logZ holds that of each row of h that has
+	// targets. scratch has [HeadGradBytes] bytes.
 	HeadGrad(work, scratch device.Mem, dh, h Mat, w *Weight, logZ []float64, wants []AskGrad)
+	// HeadWeightGrad is part of dw, the gradient by w of the same, or dw += it if add: panels [panel, panel+HeadPanels) of a [F32] matrix that is packed as
+	// w is.
+	HeadWeightGrad(work, scratch device.Mem, dw *Weight, panel int, h Mat, w *Weight, logZ []float64, wants []AskGrad, add bool)
+	// EmbedGrad adds scale * row i of dx to row tokens[i] of dw, an [F32] matrix, in columns [from, to).
+	EmbedGrad(dw *Weight, dx Mat, tokens []int32, scale float32, from, to int)
+	// Clear is x = 0.
+	Clear(x Mat)
+	// Copy is dst = src.
+	Copy(dst, src Mat)
+	// PlaceRows is dst[rows[i]] = src[i].
+	PlaceRows(dst, src Mat, rows []int32)
+	// AddRow is dst[i] += x.
+	AddRow(dst Mat, i int, x []float32)
 	// SumRows is dst = the sum of the rows of x.
 	SumRows(dst device.Mem, x Mat)
 }
@@ -166,11 +180,11 @@ func (h *Host) LinearGrad(work device.Mem, dx, dy Mat, w *Weight, add bool) {
 }
 
 // Outer implements [Gradients].
-func (h *Host) Outer(work device.Mem, dst, a, b Mat) {
+func (h *Host) Outer(work device.Mem, dst, a, b Mat, add bool) {
 	ws := work.F32()
 	buf, tile := ws[:blockK*Width], ws[blockK*Width:][:chunkRows*Width]
 	d := dst.Mem.F32()
-	if a.Rows == 0 {
+	if a.Rows == 0 && !add {
 		for i := range dst.Rows {
 			clear(dst.row(i))
 		}
@@ -188,15 +202,15 @@ func (h *Host) Outer(work device.Mem, dst, a, b Mat) {
 				m := min(chunkRows, a.Cols-i)
 				at := a.Mem.F32()[from*a.Stride+i:]
 				if n == Width {
-					h.p.gemm(d[i*dst.Stride+col:], dst.Stride, at, 1, a.Stride, buf, m, rows, from > 0)
+					h.p.gemm(d[i*dst.Stride+col:], dst.Stride, at, 1, a.Stride, buf, m, rows, add || from > 0)
 					continue
 				}
-				for r := range m {
-					if from > 0 {
+				if add || from > 0 {
+					for r := range m {
 						copy(tile[r*Width:][:n], d[(i+r)*dst.Stride+col:])
 					}
 				}
-				h.p.gemm(tile, Width, at, 1, a.Stride, buf, m, rows, from > 0)
+				h.p.gemm(tile, Width, at, 1, a.Stride, buf, m, rows, add || from > 0)
 				for r := range m {
 					copy(d[(i+r)*dst.Stride+col:][:n], tile[r*Width:])
 				}
@@ -303,3 +317,58 @@ func (h *Host) logitsGrad(work, scratch device.Mem, hidden Mat, w *Weight, col i
 	}
 	return tile
 }
+
+// HeadPanels is the number of panels that [Gradients.HeadWeightGrad] treats at once.
+const HeadPanels = headTile / Width
+
+// HeadWeightGrad implements [Gradients].
+func (h *Host) HeadWeightGrad(work, scratch device.Mem, dw *Weight, panel int, hidden Mat, w *Weight, logZ []float64, wants []AskGrad, add bool) {
+	if hidden.Rows == 0 {
+		return
+	}
+	tile := h.logitsGrad(work, scratch, hidden, w, panel*Width, logZ, wants)
+	for c := 0; c < tile.Cols; c += Width {
+		h.Outer(work, dw.Panel(panel+c/Width), hidden, tile.ColRange(c, min(c+Width, tile.Cols)), add)
+	}
+}
+
+// Panel is panel i of an [F32] matrix, as a matrix [In, Width], or of as many columns as there are rows left.
+func (w *Weight) Panel(i int) Mat {
+	size := int64(w.In) * Width * 4
+	return Mat{w.Mem.Slice(int64(i)*size, size), w.In, min(Width, w.Out-i*Width), Width}
+}
+
+// EmbedGrad implements [Gradients].
+func (h *Host) EmbedGrad(dw *Weight, dx Mat, tokens []int32, scale float32, from, to int) {
+	d := dw.Mem.F32()
+	for i, t := range tokens {
+		row, at := dx.row(i), int(t)/Width*Width*dw.In+int(t)%Width
+		for j := from; j < to; j++ {
+			d[at+j*Width] += scale * row[j]
+		}
+	}
+}
+
+// Clear implements [Gradients].
+func (h *Host) Clear(x Mat) {
+	for i := range x.Rows {
+		clear(x.row(i))
+	}
+}
+
+// Copy implements [Gradients].
+func (h *Host) Copy(dst, src Mat) {
+	for i := range dst.Rows {
+		copy(dst.row(i), src.row(i))
+	}
+}
+
+// PlaceRows implements [Gradients].
+func (h *Host) PlaceRows(dst, src Mat, rows []int32) {
+	for i, r := range rows {
+		copy(dst.row(int(r)), src.row(i))
+	}
+}
+
+// AddRow implements [Gradients].
+func (h *Host) AddRow(dst Mat, i int, x []float32) { h.p.add(dst.row(i), x) }

@@ -17,7 +17,7 @@ func (Rehearsal) Activate(Mat, Mat, Mat, Activation) {}
 func (Rehearsal) LinearGrad(device.Mem, Mat, Mat, *Weight, bool) {}
 
 // Outer does nothing.
-func (Rehearsal) Outer(device.Mem, Mat, Mat, Mat) {}
+func (Rehearsal) Outer(device.Mem, Mat, Mat, Mat, bool) {}
 
 // NormGrad does nothing.
 func (Rehearsal) NormGrad(Mat, Mat, Mat, device.Mem, float32, float64) {}
@@ -41,6 +41,25 @@ func (Rehearsal) AttendKeyGrad(device.Mem, Mat, Mat, Mat, Mat, Mat, Mat, Mat, Ma
 
 // HeadGrad does nothing.
 func (Rehearsal) HeadGrad(device.Mem, device.Mem, Mat, Mat, *Weight, []float64, []AskGrad) {}
+
+// HeadWeightGrad does nothing.
+func (Rehearsal) HeadWeightGrad(device.Mem, device.Mem, *Weight, int, Mat, *Weight, []float64, []AskGrad, bool) {
+}
+
+// EmbedGrad does nothing.
+func (Rehearsal) EmbedGrad(*Weight, Mat, []int32, float32, int, int) {}
+
+// Clear does nothing.
+func (Rehearsal) Clear(Mat) {}
+
+// Copy does nothing.
+func (Rehearsal) Copy(Mat, Mat) {}
+
+// PlaceRows does nothing.
+func (Rehearsal) PlaceRows(Mat, Mat, []int32) {}
+
+// AddRow does nothing.
+func (Rehearsal) AddRow(Mat, int, []float32) {}
 
 // SumRows does nothing.
 func (Rehearsal) SumRows(device.Mem, Mat) {}

@@ -30,6 +30,14 @@ type Model struct {
 	block  *device.Block // the slab; nil until it is allocated
 	loaded bool          // all of it is read
 
+	weights
+	modules []forward.Module
+	trained []int64 // where each parameter begins in the vector of gradients of the base model, in bytes
+	vector  int64   // the size of that
+}
+
+// weights are the parameters of a decoder, or their gradients.
+type weights struct {
 	embed, head kernel.Weight
 	finalNorm   device.Mem
 	layers      []layerWeights
@@ -106,7 +114,7 @@ func Open(set *loader.Set, config []byte, name string, backend *kernel.Host) (*M
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{spec: spec, name: name, set: set, backend: backend, layers: make([]layerWeights, len(spec.Layers))}
+	m := &Model{spec: spec, name: name, set: set, backend: backend, weights: weights{layers: make([]layerWeights, len(spec.Layers))}}
 	have := func(name string) ([]int64, bool) {
 		t, ok := set.Tensor(name)
 		if !ok {
@@ -140,6 +148,7 @@ func Open(set *loader.Set, config []byte, name string, backend *kernel.Host) (*M
 		m.params = append(m.params, pl)
 	}
 	m.bytes = device.RoundPages(m.bytes)
+	m.train()
 	return m, nil
 }
 
@@ -173,17 +182,17 @@ type slot struct {
 	vector *device.Mem
 }
 
-// slot is the place of a parameter in the model.
-func (m *Model) slot(p Param) slot {
+// slot is the place of a parameter.
+func (w *weights) slot(p Param) slot {
 	switch p.Role {
 	case Embedding:
-		return slot{weight: &m.embed}
+		return slot{weight: &w.embed}
 	case Head:
-		return slot{weight: &m.head}
+		return slot{weight: &w.head}
 	case FinalNorm:
-		return slot{vector: &m.finalNorm}
+		return slot{vector: &w.finalNorm}
 	}
-	l := &m.layers[p.Layer]
+	l := &w.layers[p.Layer]
 	switch p.Role {
 	case Query:
 		return slot{weight: &l.q}
@@ -227,7 +236,7 @@ func (m *Model) WeightBytes() int64 { return m.bytes }
 // Device is the device that the weights were placed on, or nil before that.
 func (m *Model) Device() device.Device { return m.dev }
 
-// Rehearse says exactly what a forward of b needs: it runs the forward on an arena that only counts and a backend that does
+// Rehearse says exactly what a forward of b needs, and with gradients its backward: it runs both on an arena that only counts and a backend that does
 // nothing.
 func (m *Model) Rehearse(b *forward.Batch) (forward.Footprint, error) {
 	return m.rehearse(b, m.backend.Threads())
@@ -254,15 +263,25 @@ func threadsOf(v string) (threads int, ok bool) {
 }
 
 func (m *Model) rehearse(b *forward.Batch, threads int) (forward.Footprint, error) {
-	c := device.NewCounter()
-	if _, err := m.run(context.Background(), b, c, kernel.Rehearsal(threads)); err != nil {
+	c, be := device.NewCounter(), kernel.Rehearsal(threads)
+	pass, err := m.run(context.Background(), b, c, be)
+	if err != nil {
 		return forward.Footprint{}, err
 	}
 	s := c.Sizes()
-	return forward.Footprint{
-		Outputs: s[device.Outputs], Retained: s[device.Retained], Scratch: s[device.Scratch], Gradients: s[device.Gradients],
+	f := forward.Footprint{
+		Outputs: s[device.Outputs], Retained: s[device.Retained], Scratch: s[device.Scratch],
 		OutputBytes: c.Kept(device.Outputs),
-	}, nil
+	}
+	if g, ok := pass.Graph.(*graph); ok {
+		c := device.NewCounter()
+		if _, err := g.backward(context.Background(), c, be, nil); err != nil {
+			return forward.Footprint{}, err
+		}
+		s := c.Sizes()
+		f.BackwardScratch, f.Gradients = s[device.Scratch], s[device.Gradients]
+	}
+	return f, nil
 }
 
 // Forward runs b inside b.Arena.

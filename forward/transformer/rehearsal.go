@@ -38,7 +38,11 @@ func (r Rehearsal) Validate() error {
 
 // Rehearse says what [Model.Rehearse] of a model of which r is the rehearsal says.
 func (r Rehearsal) Rehearse(b *forward.Batch) (forward.Footprint, error) {
-	m := &Model{spec: r.Decoder, layers: make([]layerWeights, len(r.Decoder.Layers))}
+	m := &Model{spec: r.Decoder, weights: weights{layers: make([]layerWeights, len(r.Decoder.Layers))}}
+	for _, p := range r.Decoder.Params() {
+		m.params = append(m.params, placed{Param: p, weight: m.slot(p).weight})
+	}
+	m.train()
 	return m.rehearse(b, r.Threads)
 }
 

@@ -32,6 +32,7 @@ type pass struct {
 	spans  []kernel.Span
 	x      kernel.Mat // the residual stream [packed, hidden]
 	outs   []outputs
+	logZ   device.Mem // of each packed row, float64; empty if no backward needs it
 	blocks blocks
 	report sync.Mutex // held while progress is reported
 	steps  int        // done
@@ -50,25 +51,63 @@ type lane struct {
 }
 
 func (m *Model) run(ctx context.Context, b *forward.Batch, arena device.Arena, be kernel.Backend) (*forward.Pass, error) {
-	if b.Grad {
-		return nil, fmt.Errorf("forward: gradients are not built yet")
+	if err := m.checkAdapter(b.Adapter); err != nil {
+		return nil, err
 	}
-	p := &pass{Model: m, ctx: ctx, b: b, be: be, arena: arena}
+	p := m.newPass(ctx, b, arena, be)
 	p.outputs()
+	var g *graph
+	if b.Grad {
+		g = p.graph()
+	}
 	mark := arena.Mark()
 	defer arena.Pop(mark)
-	p.begin()
-	for i := range m.spec.Layers {
-		if err := p.layer(i); err != nil {
-			return nil, fmt.Errorf("layer %d of %d: %w", i+1, len(m.spec.Layers), err)
-		}
+	p.begin(kernel.WorkBytes(m.spec.headDim()))
+	if err := p.layers(g); err != nil {
+		return nil, err
 	}
 	p.hidden()
 	p.score()
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("head: %w", err)
 	}
-	return p.tensors(), nil
+	res := p.tensors()
+	if g != nil {
+		res.Graph = g
+	}
+	return res, nil
+}
+
+func (m *Model) newPass(ctx context.Context, b *forward.Batch, arena device.Arena, be kernel.Backend) *pass {
+	return &pass{Model: m, ctx: ctx, b: b, be: be, arena: arena}
+}
+
+// layers embeds the tokens and runs all layers. The residual stream goes through the matrices of g, or if it has none stays in one.
+func (p *pass) layers(g *graph) error {
+	rows := len(p.b.Tokens)
+	if g == nil || len(g.saved) == 0 {
+		p.x = p.mat(rows, p.spec.Hidden)
+	} else {
+		p.x = g.saved[0].x
+	}
+	p.blocks = cut(rows, blockRows, p.be.Threads())
+	p.eachBlock(func(l *lane, from, to int) {
+		l.Embed(p.x.RowRange(from, to), &p.embed, p.b.Tokens[from:to], float32(p.spec.EmbedScale))
+	})
+	var none saved
+	for i := range p.spec.Layers {
+		sv, out := &none, p.x
+		if g != nil && len(g.saved) > 0 {
+			sv, out = &g.saved[i], g.final
+			if i+1 < len(g.saved) {
+				out = g.saved[i+1].x
+			}
+		}
+		if err := p.layer(i, out, sv); err != nil {
+			return fmt.Errorf("layer %d of %d: %w", i+1, len(p.spec.Layers), err)
+		}
+	}
+	return nil
 }
 
 // outputs takes the memory of all answers, before any scratch: they are there until the end, so the peak of the pass is their
@@ -135,7 +174,7 @@ func (p *pass) workspace(worker int) device.Mem {
 // eachBlock runs fn for every block of packed rows [from, to), and then what follows. The last block is first: its rows see the most
 // keys, so no worker is left alone with it at the end.
 func (p *pass) eachBlock(fn func(l *lane, from, to int), then ...func()) {
-	p.each(p.blocks.count, func(l *lane) { fn(l, 0, widest(p.x.Rows, blockRows, p.be.Threads())) }, func(l *lane, i int) {
+	p.each(p.blocks.count, func(l *lane) { fn(l, 0, widest(len(p.b.Tokens), blockRows, p.be.Threads())) }, func(l *lane, i int) {
 		from, to := p.blocks.at(p.blocks.count - 1 - i)
 		fn(l, from, to)
 		for _, f := range then {
@@ -176,42 +215,65 @@ func widest(n, most, workers int) int {
 	return min(n, most, ((n+workers-1)/workers+11)/12*12)
 }
 
-// begin takes what lives for the whole pass and embeds the tokens.
-func (p *pass) begin() {
-	headDim := 0
-	for _, l := range p.spec.Layers {
-		headDim = max(headDim, l.Attention.HeadDim)
-	}
-	p.work = p.arena.Scratch(kernel.WorkBytes(headDim) * int64(p.be.Threads()))
+// begin takes what lives for the whole pass: workspaces of so many bytes, and tables.
+func (p *pass) begin(work int64) {
+	p.work = p.arena.Scratch(work * int64(p.be.Threads()))
 	for _, s := range p.b.Spans {
 		p.spans = append(p.spans, kernel.Span{Parent: s.Parent, Start: s.Start, End: s.End, Offset: s.Offset})
 	}
-	n := maxPosition(p.b)
 	for _, r := range p.spec.Ropes {
-		cos, sin, freq := p.mat(n, r.Rotary/2), p.mat(n, r.Rotary/2), r.InvFreq()
-		p.be.Each((n+blockRows-1)/blockRows, func(_, i int) {
-			from, to := i*blockRows, min((i+1)*blockRows, n)
-			p.be.RopeTable(cos.RowRange(from, to), sin.RowRange(from, to), from, freq)
-		})
+		cos, sin := p.ropeTable(r.Rotary, r.InvFreq())
 		p.cos, p.sin = append(p.cos, cos), append(p.sin, sin)
 	}
-	p.x = p.mat(len(p.b.Tokens), p.spec.Hidden)
-	p.blocks = cut(p.x.Rows, blockRows, p.be.Threads())
-	p.eachBlock(func(l *lane, from, to int) {
-		l.Embed(p.x.RowRange(from, to), &p.embed, p.b.Tokens[from:to], float32(p.spec.EmbedScale))
-	})
 }
 
-// layer runs layer i over all rows.
-func (p *pass) layer(i int) error {
-	spec, w := p.spec.Layers[i], &p.layers[i]
-	kv := spec.Attention.KVHeads * spec.Attention.HeadDim
+func (p *pass) ropeTable(rotary int, freq []float64) (cos, sin kernel.Mat) {
+	n := maxPosition(p.b)
+	cos, sin = p.mat(n, rotary/2), p.mat(n, rotary/2)
+	p.be.Each((n+blockRows-1)/blockRows, func(_, i int) {
+		from, to := i*blockRows, min((i+1)*blockRows, n)
+		p.be.RopeTable(cos.RowRange(from, to), sin.RowRange(from, to), from, freq)
+	})
+	return cos, sin
+}
+
+// headDim is the widest head of any layer.
+func (s *Spec) headDim() int {
+	n := 0
+	for _, l := range s.Layers {
+		n = max(n, l.Attention.HeadDim)
+	}
+	return n
+}
+
+// layer runs layer i over all rows, from p.x to out, which may be p.x and then is p.x. What sv has room for is kept there; then out is another matrix. Without out
+// only what sv has room for is computed.
+func (p *pass) layer(i int, out kernel.Mat, sv *saved) error {
+	spec, w := p.spec.Layers[i], &p.weights.layers[i]
+	a := spec.Attention
 	mark := p.arena.Mark()
 	defer p.arena.Pop(mark)
-	k, v := p.mat(p.x.Rows, kv), p.mat(p.x.Rows, kv)
-	p.eachBlock(func(l *lane, from, to int) { p.keys(l, spec, w, from, to, k, v) })
-	p.eachBlock(func(l *lane, from, to int) { p.block(l, spec, w, from, to, k, v) }, p.step)
+	run := layerRun{Layer: spec, w: w, ad: p.pack(i), sv: sv, out: out, k: sv.k, v: sv.v}
+	if run.k.Rows == 0 || a.QKNorm {
+		run.k = p.mat(len(p.b.Tokens), a.KVHeads*a.HeadDim)
+	}
+	if run.v.Rows == 0 {
+		run.v = p.mat(len(p.b.Tokens), a.KVHeads*a.HeadDim)
+	}
+	p.eachBlock(func(l *lane, from, to int) { p.keys(l, &run, from, to) })
+	p.eachBlock(func(l *lane, from, to int) { p.block(l, &run, from, to) }, p.step)
+	p.x = out
 	return p.ctx.Err()
+}
+
+// layerRun is a layer under way.
+type layerRun struct {
+	Layer
+	w    *layerWeights
+	ad   additions
+	sv   *saved
+	out  kernel.Mat
+	k, v kernel.Mat // rotated keys, and values, of all rows
 }
 
 // step reports progress: a block went through a layer.
@@ -220,7 +282,7 @@ func (p *pass) step() {
 	defer p.report.Unlock()
 	p.steps++
 	if p.b.Progress != nil {
-		p.b.Progress(p.steps, len(p.layers)*p.blocks.count)
+		p.b.Progress(p.steps, len(p.spec.Layers)*p.blocks.count)
 	}
 }
 
@@ -228,52 +290,113 @@ func (p *pass) norm(l *lane, dst, src kernel.Mat, w device.Mem) {
 	l.Norm(dst, src, w, p.spec.NormOffset, p.spec.NormEps)
 }
 
+// own is rows [from, to) of m, or if it has no rows scratch of that shape.
+func (l *lane) own(m kernel.Mat, from, to, cols int) kernel.Mat {
+	if m.Rows > 0 {
+		return m.RowRange(from, to)
+	}
+	return l.mat(to-from, cols)
+}
+
+// some is rows [from, to) of m, or if it has none, none.
+func some(m kernel.Mat, from, to int) kernel.Mat {
+	if m.Rows > 0 {
+		return m.RowRange(from, to)
+	}
+	return m
+}
+
 // keys computes keys and values of packed rows [from, to).
-func (p *pass) keys(l *lane, spec Layer, w *layerWeights, from, to int, k, v kernel.Mat) {
-	a := spec.Attention
+func (p *pass) keys(l *lane, r *layerRun, from, to int) {
+	a := r.Attention
 	h := l.mat(to-from, p.spec.Hidden)
-	p.norm(l, h, p.x.RowRange(from, to), w.attnNorm)
-	k, v = k.RowRange(from, to), v.RowRange(from, to)
-	l.Linear(l.work, k, h, &w.k, w.kBias, false)
-	l.Linear(l.work, v, h, &w.v, w.vBias, false)
+	p.norm(l, h, p.x.RowRange(from, to), r.w.attnNorm)
+	k, v := r.k.RowRange(from, to), r.v.RowRange(from, to)
+	raw := k
+	if r.sv.k.Rows > 0 {
+		raw = r.sv.k.RowRange(from, to)
+	}
+	p.project(l, raw, h, &r.w.k, r.w.kBias, false, r.ad[key], some(r.sv.low[key], from, to))
+	p.project(l, v, h, &r.w.v, r.w.vBias, false, r.ad[value], some(r.sv.low[value], from, to))
 	if a.QKNorm {
-		p.norm(l, k, k, w.kNorm)
+		p.norm(l, k, raw, r.w.kNorm)
 	}
 	l.Rope(k, a.HeadDim, p.b.Positions[from:to], p.cos[a.Rope], p.sin[a.Rope])
 }
 
 // block runs packed rows [from, to) through the rest of a layer.
-func (p *pass) block(l *lane, spec Layer, w *layerWeights, from, to int, k, v kernel.Mat) {
-	x, n := p.x.RowRange(from, to), to-from
+func (p *pass) block(l *lane, r *layerRun, from, to int) {
+	w, sv, n := r.w, r.sv, to-from
+	in, x := p.x.RowRange(from, to), some(r.out, from, to)
+	mid := x
+	if sv.mid.Rows > 0 {
+		mid = sv.mid.RowRange(from, to)
+	}
+	if sv.x.Rows > 0 { // else they are the same
+		l.Copy(mid, in)
+	}
 	h := l.mat(n, p.spec.Hidden)
-	p.norm(l, h, x, w.attnNorm)
+	p.norm(l, h, in, w.attnNorm)
 	l.scope(func() {
-		a := spec.Attention
-		q, o := l.mat(n, a.Heads*a.HeadDim), l.mat(n, a.Heads*a.HeadDim)
-		l.Linear(l.work, q, h, &w.q, w.qBias, false)
+		a := r.Attention
+		cols := a.Heads * a.HeadDim
+		raw := l.own(sv.q, from, to, cols)
+		q := raw
+		if a.QKNorm && sv.q.Rows > 0 {
+			q = l.mat(n, cols)
+		}
+		o := l.own(sv.o, from, to, cols)
+		p.project(l, raw, h, &w.q, w.qBias, false, r.ad[query], some(sv.low[query], from, to))
 		if a.QKNorm {
-			p.norm(l, q, q, w.qNorm)
+			p.norm(l, q, raw, w.qNorm)
 		}
 		l.Rope(q, a.HeadDim, p.b.Positions[from:to], p.cos[a.Rope], p.sin[a.Rope])
-		l.Attend(l.work, o, kernel.Mat{}, q, k, v, from, p.spans, a.kernel())
-		p.residual(l, x, o, &w.o, w.oBias, spec.PostNorms, w.attnPostNorm, h)
+		l.Attend(l.work, o, some(sv.stats, from, to), q, r.k, r.v, from, p.spans, a.kernel())
+		p.residual(l, mid, o, &w.o, w.oBias, r.ad[attentionOut], some(sv.low[attentionOut], from, to), r.PostNorms, w.attnPostNorm, some(sv.attn, from, to), h)
 	})
-	p.norm(l, h, x, w.mlpNorm)
+	p.norm(l, h, mid, w.mlpNorm)
+	if sv.mid.Rows > 0 && x.Rows > 0 {
+		l.Copy(x, mid)
+	}
 	l.scope(func() {
-		act := l.mat(n, spec.MLP.Intermediate)
-		l.GatedMLP(l.work, act, h, &w.gate, &w.up, w.gateBias, w.upBias, spec.MLP.Activation.kernel())
-		p.residual(l, x, act, &w.down, w.downBias, spec.PostNorms, w.mlpPostNorm, h)
+		inner, act := r.MLP.Intermediate, r.MLP.Activation.kernel()
+		var a kernel.Mat
+		if sv.gate.Rows == 0 && r.ad[gate] == nil && r.ad[up] == nil {
+			a = l.mat(n, inner)
+			l.GatedMLP(l.work, a, h, &w.gate, &w.up, w.gateBias, w.upBias, act)
+		} else {
+			g, u := l.own(sv.gate, from, to, inner), l.own(sv.up, from, to, inner)
+			p.project(l, g, h, &w.gate, w.gateBias, false, r.ad[gate], some(sv.low[gate], from, to))
+			p.project(l, u, h, &w.up, w.upBias, false, r.ad[up], some(sv.low[up], from, to))
+			if x.Rows == 0 && !r.PostNorms && r.ad[down] == nil {
+				return // nothing more is kept
+			}
+			a = g
+			if sv.gate.Rows > 0 {
+				a = l.mat(n, inner)
+			}
+			l.Activate(a, g, u, act)
+		}
+		p.residual(l, x, a, &w.down, w.downBias, r.ad[down], some(sv.low[down], from, to), r.PostNorms, w.mlpPostNorm, some(sv.mlp, from, to), h)
 	})
 }
 
-// residual adds w*src + bias to x, normed first if post. tmp has the shape of x.
-func (p *pass) residual(l *lane, x, src kernel.Mat, w *kernel.Weight, bias device.Mem, post bool, norm device.Mem, tmp kernel.Mat) {
-	if !post {
-		l.Linear(l.work, x, src, w, bias, true)
+// residual adds to x w*src + bias and what an adapter adds, normed first if post. tmp has the shape of x; so has kept, if it has rows, where what is normed is
+// kept. Without x only that is computed.
+func (p *pass) residual(l *lane, x, src kernel.Mat, w *kernel.Weight, bias device.Mem, ad *addition, low kernel.Mat, post bool, norm device.Mem, kept, tmp kernel.Mat) {
+	if !post && x.Rows > 0 {
+		p.project(l, x, src, w, bias, true, ad, low)
 		return
 	}
-	l.Linear(l.work, tmp, src, w, bias, false)
-	p.norm(l, tmp, tmp, norm)
+	t := tmp
+	if kept.Rows > 0 {
+		t = kept
+	}
+	p.project(l, t, src, w, bias, false, ad, low)
+	if x.Rows == 0 {
+		return
+	}
+	p.norm(l, tmp, t, norm)
 	l.Add(x, tmp)
 }
 
@@ -318,22 +441,21 @@ func (p *pass) hidden() {
 const headTopK = 1 << 15
 
 // score answers the requests that want something of the head. Rows are scored only where an input asks, each once, however many
-// requests share it.
+// requests share it. A pass without outputs only computes the normalisers that its backward needs.
 func (p *pass) score() {
 	k, any := 0, false
 	for _, in := range p.b.Requests {
-		k = max(k, in.TopK)
-		any = any || in.Targets != nil || in.TopK > 0 || in.Logits
+		any = any || in.Targets != nil
+		if p.outs != nil {
+			k = max(k, in.TopK)
+			any = any || in.TopK > 0 || in.Logits
+		}
 	}
 	if !any {
 		return
 	}
-	widest := min(kernel.HeadRows, p.x.Rows)
+	widest := min(kernel.HeadRows, len(p.b.Tokens))
 	most := min(widest, max(1, headTopK/max(1, k)))
-	head := &p.head
-	if p.spec.Tied {
-		head = &p.embed
-	}
 	var scored []place
 	p.be.Each(1, func(_, _ int) { scored = p.scored() })
 	var parts blocks
@@ -342,7 +464,7 @@ func (p *pass) score() {
 	}
 	run := func(l *lane, packed []int32, asks []kernel.Ask) {
 		h := p.normed(l, packed)
-		l.Head(l.work, l.arena.Scratch(kernel.HeadBytes(len(packed), k)), h, head, asks)
+		l.Head(l.work, l.arena.Scratch(kernel.HeadBytes(len(packed), k)), h, p.headWeight(), asks)
 	}
 	p.each(parts.count, func(l *lane) {
 		// Fewer rows go together if k is large. A request more must never need less, so that is not taken into account.
@@ -360,9 +482,19 @@ func (p *pass) score() {
 			for _, r := range s.Rows {
 				asks = p.asks(asks, int32(j), r, at.pos)
 			}
+			if p.logZ.Bytes() > 0 {
+				asks = append(asks, kernel.Ask{Row: int32(j), Kind: kernel.AskLogZ, Out: p.logZ.Slice(int64(packed[j])*8, 8)})
+			}
 		}
 		run(l, packed, asks)
 	})
+}
+
+func (m *Model) headWeight() *kernel.Weight {
+	if m.spec.Tied {
+		return &m.embed
+	}
+	return &m.head
 }
 
 // place is a packed row: a position of a span.
@@ -384,7 +516,7 @@ func (p *pass) scored() []place {
 // wanted says whether request r wants something of the head at a position.
 func (p *pass) wanted(r, pos int) bool {
 	in := p.b.Requests[r]
-	if in.TopK > 0 || in.Logits {
+	if p.outs != nil && (in.TopK > 0 || in.Logits) {
 		return true
 	}
 	if in.Targets == nil {
@@ -396,6 +528,9 @@ func (p *pass) wanted(r, pos int) bool {
 
 // asks appends what request r wants of the head at a position. row is the row of the head's matrix.
 func (p *pass) asks(list []kernel.Ask, row int32, r, pos int) []kernel.Ask {
+	if p.outs == nil {
+		return list
+	}
 	in, o := p.b.Requests[r], &p.outs[r]
 	cell := func(m device.Mem, i, n int) device.Mem { return part(m, i, int64(n)*4) }
 	if in.Targets != nil {
@@ -421,7 +556,7 @@ func (p *pass) tensors() *forward.Pass {
 	for r, o := range p.outs {
 		in, n := p.b.Requests[r], p.b.RowLen(r)
 		out := &res.Outputs[r]
-		out.NoGrad = true
+		out.NoGrad = !p.b.Grad
 		if o.targets.Real() {
 			shape := []int{n}
 			if in.Width() > 1 {

@@ -1,0 +1,324 @@
+package transformer_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/internal/golden"
+	"github.com/trainerrank/engine/loader"
+)
+
+// tensors reads a file of float32 or float64 tensors.
+func tensors(t testing.TB, folder fs.FS, name string) map[string][]float64 {
+	t.Helper()
+	data, err := fs.ReadFile(folder, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "tensors.safetensors")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	set, err := loader.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer set.Close()
+	all := map[string][]float64{}
+	for _, x := range set.Files[0].Tensors {
+		raw := make([]byte, x.Bytes)
+		if err := set.ReadAt(x, raw, 0); err != nil {
+			t.Fatal(err)
+		}
+		m := device.MemOf(raw)
+		switch x.DType {
+		case loader.F64:
+			all[x.Name] = append([]float64(nil), m.F64()...)
+		case loader.F32:
+			for _, v := range m.F32() {
+				all[x.Name] = append(all[x.Name], float64(v))
+			}
+		}
+	}
+	return all
+}
+
+// adapter reads a PEFT folder, without any of the checks that package slots makes, into memory of the model's device.
+func adapter(t testing.TB, m *golden.Loaded, folder fs.FS) *forward.Adapter {
+	t.Helper()
+	var config struct {
+		R          int     `json:"r"`
+		Alpha      float64 `json:"lora_alpha"`
+		Stabilised bool    `json:"use_rslora"`
+	}
+	data, err := fs.ReadFile(folder, "adapter_config.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &config); err != nil {
+		t.Fatal(err)
+	}
+	values := tensors(t, folder, "adapter_model.safetensors")
+	scale := config.Alpha / float64(config.R)
+	if config.Stabilised {
+		scale = config.Alpha / math.Sqrt(float64(config.R))
+	}
+	var lora []forward.LoRA
+	for i, mod := range m.Modules() {
+		if _, ok := values[loraName(mod, "A")]; ok {
+			lora = append(lora, forward.LoRA{Module: i, Rank: config.R, Scale: float32(scale)})
+		}
+	}
+	a := forward.NewAdapter("golden", m.Modules(), lora)
+	block, err := m.Host.Allocate(device.Adapters, a.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(block.Free)
+	a.Params = block.Mem()
+	for _, l := range a.LoRA {
+		mod := m.Modules()[l.Module]
+		dst := a.Params.Slice(l.A, int64(l.Rank*mod.In)*4).F32()
+		for i, v := range values[loraName(mod, "A")] {
+			dst[i] = float32(v)
+		}
+		dst = a.Params.Slice(l.B, int64(l.Rank*mod.Out)*4).F32()
+		for i, v := range values[loraName(mod, "B")] {
+			dst[i%l.Rank*mod.Out+i/l.Rank] = float32(v)
+		}
+	}
+	return a
+}
+
+func loraName(m forward.Module, matrix string) string {
+	return "base_model.model." + m.Path + ".lora_" + matrix + ".weight"
+}
+
+// named takes a vector of an adapter's gradients apart, as in adapter files.
+func named(m *golden.Loaded, a *forward.Adapter, vector []float32) map[string][]float32 {
+	all := map[string][]float32{}
+	for _, l := range a.LoRA {
+		mod := m.Modules()[l.Module]
+		all[loraName(mod, "A")] = vector[l.A/4:][:l.Rank*mod.In]
+		b := make([]float32, l.Rank*mod.Out)
+		for i := range b {
+			b[i] = vector[int(l.B/4)+i%l.Rank*mod.Out+i/l.Rank]
+		}
+		all[loraName(mod, "B")] = b
+	}
+	return all
+}
+
+// cotangents of the golden loss.
+func cotangents(requests []golden.Request, ref map[string][]float64) []forward.OutputGrad {
+	f32 := func(name string) []float32 {
+		var list []float32
+		for _, v := range ref[name] {
+			list = append(list, float32(v))
+		}
+		return list
+	}
+	grads := make([]forward.OutputGrad, len(requests))
+	for i, r := range requests {
+		grads[i] = forward.OutputGrad{TargetLogprobs: f32(r.ID + ".coefficients"), Logits: f32(r.ID + ".d_logits"), HiddenStates: f32(r.ID + ".d_hidden_states")}
+	}
+	return grads
+}
+
+// backward runs a batch forward and backward in memory full of NaN and of exactly the size that was rehearsed.
+func backward(t testing.TB, m *golden.Loaded, b *forward.Batch, grads []forward.OutputGrad) ([]golden.Answer, []float32) {
+	t.Helper()
+	f, err := m.Rehearse(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sizes := device.Sizes{device.Outputs: f.Outputs, device.Retained: f.Retained, device.Scratch: f.Scratch}
+	res, err := m.Dirty.Reserve(sizes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Release()
+	b.Arena = res
+	pass, err := m.Forward(t.Context(), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Used() != sizes {
+		t.Errorf("used %v, rehearsed %v", res.Used(), sizes)
+	}
+	res.ReleaseScratch()
+	sizes = device.Sizes{device.Scratch: f.BackwardScratch, device.Gradients: f.Gradients}
+	back, err := m.Dirty.Reserve(sizes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer back.Release()
+	vector, err := pass.Graph.Backward(t.Context(), back, grads)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if back.Used() != sizes {
+		t.Errorf("the backward used %v, rehearsed %v", back.Used(), sizes)
+	}
+	answers := make([]golden.Answer, len(pass.Outputs))
+	for i := range pass.Outputs {
+		answers[i] = golden.Copy(&pass.Outputs[i])
+	}
+	return answers, append([]float32(nil), vector.F32()...)
+}
+
+// off compares gradients with references: relative L2 errors of all together, and of the worst tensor.
+func off(t testing.TB, got map[string][]float32, want map[string][]float64) (all, worst float64, which string) {
+	t.Helper()
+	var num, den float64
+	for name, g := range got {
+		w, ok := want[name]
+		if !ok || len(w) != len(g) {
+			t.Fatalf("%s: %d values, the reference has %d", name, len(g), len(w))
+		}
+		var n, d float64
+		for i := range g {
+			x := float64(g[i]) - w[i]
+			n, d = n+x*x, d+w[i]*w[i]
+		}
+		num, den = num+n, den+d
+		if e := math.Sqrt(n / d); !(e <= worst) {
+			worst, which = e, name
+		}
+	}
+	return math.Sqrt(num / den), worst, which
+}
+
+// Gradients of every golden model by all base parameters, and by its adapters, against the float64 references. The log holds the table of docs/numerics.md:
+// go test -v -run GradientParity ./forward/transformer
+func TestGradientParity(t *testing.T) {
+	var table strings.Builder
+	table.WriteString("| model | parameters | kernel | gradients, all | worst tensor |\n| --- | --- | --- | --- | --- |\n")
+	golden.Kernels(t, func(t *testing.T, kernel string) {
+		for _, c := range golden.Cases {
+			folder := golden.FS(t, c.Model)
+			for _, what := range []string{"", "adapter-a", "adapter-b"} {
+				file := strings.TrimSuffix("gradients."+what, ".") + ".safetensors"
+				if _, err := fs.Stat(folder, file); err != nil || c.Config != "config.json" {
+					continue
+				}
+				t.Run(c.Model+"/"+what, func(t *testing.T) {
+					m := golden.Load(t, folder, golden.Options{Threads: 2})
+					requests := golden.Requests(t, folder)
+					b := pack(t, golden.Inputs(requests), fullSharing)
+					b.Grad = true
+					if what != "" {
+						sub, err := fs.Sub(folder, what)
+						if err != nil {
+							t.Fatal(err)
+						}
+						b.Adapter = adapter(t, m, sub)
+					}
+					grads := cotangents(requests, tensors(t, folder, "gradients.safetensors"))
+					_, vector := backward(t, m, b, grads)
+					var got map[string][]float32
+					if what == "" {
+						got = map[string][]float32{}
+						f32 := device.MemOf(bytesOf(vector))
+						for i, p := range m.Params() {
+							got[p.Name] = m.BaseGradient(f32, i)
+						}
+					} else {
+						got = named(m, b.Adapter, vector)
+					}
+					all, worst, which := off(t, got, tensors(t, folder, file))
+					fmt.Fprintf(&table, "| %s | %s | %s | %.1e | %.1e `%s` |\n", c.Model, what, kernel, all, worst, which)
+					if !(all <= 2e-5) || !(worst <= 5e-5) {
+						t.Errorf("gradients are off by %.2e, the worst tensor by %.2e: %s", all, worst, which)
+					}
+				})
+			}
+		}
+	})
+	t.Logf("relative errors of gradients against float64\n%s", table.String())
+}
+
+func bytesOf(x []float32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
+}
+
+// sameBits says where two vectors differ.
+func sameBits(t testing.TB, what string, got, want []float32) {
+	t.Helper()
+	for i := range want {
+		if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
+			t.Errorf("%s: element %d is %v instead of %v", what, i, got[i], want[i])
+			return
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("%s: %d elements instead of %d", what, len(got), len(want))
+	}
+}
+
+// Gradients have the same bits on any number of threads and whatever is kept for the backward; outputs have those of a pass without gradients. Plans that share
+// less give nearly the same gradients.
+func TestGradientsDoNotDependOnThreadsOrRetention(t *testing.T) {
+	for _, c := range []struct{ model, adapter string }{{"qwen3-tiny", ""}, {"qwen3-tiny", "adapter-a"}, {"llama3-tiny", "adapter-b"}, {"mistral-tiny", ""}, {"gemma3-tiny", ""}, {"qwen2-tiny", ""}} {
+		t.Run(c.model+"/"+c.adapter, func(t *testing.T) {
+			folder := golden.FS(t, c.model)
+			requests := golden.Requests(t, folder)
+			grads := cotangents(requests, tensors(t, folder, "gradients.safetensors"))
+			var first []float32
+			var outputs []golden.Answer
+			for threads := 1; threads <= 3; threads++ {
+				m := golden.Load(t, folder, golden.Options{Threads: threads})
+				batch := func(how layout) *forward.Batch {
+					b := pack(t, golden.Inputs(requests), how)
+					if c.adapter != "" {
+						sub, err := fs.Sub(folder, c.adapter)
+						if err != nil {
+							t.Fatal(err)
+						}
+						b.Adapter = adapter(t, m, sub)
+					}
+					return b
+				}
+				if first == nil {
+					b := batch(fullSharing)
+					outputs = runBatch(t, m, b)
+				}
+				for _, keep := range []forward.Retention{"", forward.Stored, forward.Layer, forward.Replay} {
+					b := batch(fullSharing)
+					b.Grad, b.Keep = true, keep
+					answers, vector := backward(t, m, b, grads)
+					what := fmt.Sprintf("%d threads, %s", threads, keep)
+					if first == nil {
+						first = vector
+					}
+					sameBits(t, what, vector, first)
+					for i := range answers {
+						if d := golden.Diff(outputs[i], answers[i]); d != "" {
+							t.Errorf("%s: output %d: %s", what, i, d)
+						}
+					}
+				}
+				b := batch(noSharing)
+				b.Grad = true
+				_, vector := backward(t, m, b, grads)
+				var n, d float64
+				for i := range first {
+					x := float64(vector[i]) - float64(first[i])
+					n, d = n+x*x, d+float64(first[i])*float64(first[i])
+				}
+				if e := math.Sqrt(n / d); !(e <= 1e-5) {
+					t.Errorf("%d threads: gradients without sharing are %.2e off", threads, e)
+				}
+			}
+		})
+	}
+}
