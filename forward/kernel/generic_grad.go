@@ -34,26 +34,30 @@ func normGradGeneric(dst, dy, x, w []float32, r, offset, k float32) {
 	}
 }
 
+// siluGradGeneric: the derivative of x s, s being the logistic function of x, is s + x s (1-s). 1-s is e s, with e = exp(-x), or 1 where e is infinite.
 func siluGradGeneric(a, dg, du, g, u, da []float32) {
 	for i := range a {
 		x, y, d := g[i], u[i], da[i]
-		s := 1 / (1 + expGeneric(-x)) // the derivative is s + x s (1-s)
-		act := x * s
-		a[i] = x / (1 + expGeneric(-x)) * y
-		dg[i] = float32(d*y) * (s + float32(act*(1-s)))
+		e := expGeneric(-x)
+		s, act, rest := 1/(1+e), x/(1+e), e*(1/(1+e))
+		if !(rest < 1) {
+			rest = 1
+		}
+		a[i] = act * y
+		dg[i] = float32(d*y) * (s + float32(act*rest))
 		du[i] = d * act
 	}
 }
 
-// geluTanhGradGeneric differentiates x s(v), with s the logistic function and v = 2c(x + a x^3).
+// geluTanhGradGeneric differentiates x s(v), with s the logistic function and v = 2c(x + b x^3).
 func geluTanhGradGeneric(a, dg, du, g, u, da []float32) {
-	const c, cubic = 0.7978845608028654, 0.044715
+	const c, b = 0.7978845608028654, 0.044715
 	for i := range a {
 		x, y, d := float64(g[i]), u[i], da[i]
-		s := 1 / (1 + math.Exp(-2*c*(x+cubic*x*x*x)))
-		act := float32(x * s)
+		e := math.Exp(-2 * c * (x + b*x*x*x))
+		s, act := 1/(1+e), float32(x/(1+e))
 		a[i] = act * y
-		dg[i] = float32(d*y) * float32(s+x*s*(1-s)*2*c*(1+3*cubic*x*x))
+		dg[i] = float32(d*y) * float32(s+float64(act)*(1-s)*2*c*(1+3*b*x*x))
 		du[i] = d * act
 	}
 }

@@ -92,8 +92,8 @@ type prims struct {
 	// normGrad is dst[i] = dy[i]*(offset+w[i])*r - x[i]*k. dst may be dy or x.
 	normGrad func(dst, dy, x, w []float32, r, offset, k float32)
 
-	// siluGrad is about a = act(g)*u, act(g) being g/(1+exp(-g)): it writes a[i], and from da the derivatives dg[i] = da[i]*u[i]*act'(g[i]) and
-	// du[i] = da[i]*act(g[i]). geluTanhGrad does the same for the tanh form of gelu. The slices may be the same.
+	// siluGrad is about a = act(g)*u, act(g) being g/(1+exp(-g)): it writes a[i], with the bits that silu gives, and from da the derivatives
+	// dg[i] = da[i]*u[i]*act'(g[i]) and du[i] = da[i]*act(g[i]). geluTanhGrad does the same for the tanh form of gelu. The slices may be the same.
 	siluGrad     func(a, dg, du, g, u, da []float32)
 	geluTanhGrad func(a, dg, du, g, u, da []float32)
 

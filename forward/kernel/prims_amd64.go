@@ -71,16 +71,16 @@ func (e extension) table(name string) prims {
 		packPanel16:  e.packPanel16,
 		packPanel32:  e.packPanel32,
 
-		dot:              generic.dot,
-		scale:            generic.scale,
-		mulAdd:           generic.mulAdd,
-		expScale:         generic.expScale,
-		normDot:          generic.normDot,
-		normGrad:         generic.normGrad,
-		siluGrad:         generic.siluGrad,
-		geluTanhGrad:     generic.geluTanhGrad,
-		softmaxGradLanes: generic.softmaxGradLanes,
-		softmaxGradRows:  generic.softmaxGradRows,
+		dot:              e.dot,
+		scale:            e.scale,
+		mulAdd:           e.mulAdd,
+		expScale:         e.expScale,
+		normDot:          e.normDot,
+		normGrad:         e.normGrad,
+		siluGrad:         e.siluGrad,
+		geluTanhGrad:     e.geluTanhGrad,
+		softmaxGradLanes: e.softmaxGradLanes,
+		softmaxGradRows:  e.softmaxGradRows,
 	}
 }
 

@@ -129,6 +129,56 @@ func maxAVX2(x *float32, n int) float32
 //go:noescape
 func expSumAVX2(x *float32, n int, m float32) float64
 
+// scaleAVX2 multiplies n values of x by f.
+//
+//go:noescape
+func scaleAVX2(x *float32, f float32, n int)
+
+// mulAddAVX2 adds x * y * f to dst for n values.
+//
+//go:noescape
+func mulAddAVX2(dst *float32, x *float32, y *float32, f float32, n int)
+
+// normGradAVX2 is dst = dy * (offset + w) * r - x * k for n values.
+//
+//go:noescape
+func normGradAVX2(dst *float32, dy *float32, x *float32, w *float32, r float32, offset float32, k float32, n int)
+
+// dotAVX2 is the sum of x * y over n values.
+//
+//go:noescape
+func dotAVX2(x *float32, y *float32, n int) float32
+
+// normDotAVX2 is the sum of dy * (offset + w) * x over n values.
+//
+//go:noescape
+func normDotAVX2(dy *float32, x *float32, w *float32, offset float32, n int) float32
+
+// expScaleAVX2 is x = f * exp(x-m) for n values.
+//
+//go:noescape
+func expScaleAVX2(x *float32, m float32, f float32, n int)
+
+// siluGradAVX2 is the backward of a = silu(gate) * up for n values, and a itself.
+//
+//go:noescape
+func siluGradAVX2(a *float32, dgate *float32, dup *float32, gate *float32, up *float32, da *float32, n int)
+
+// geluTanhGradAVX2 is the backward of a = geluTanh(gate) * up for n values, and a itself.
+//
+//go:noescape
+func geluTanhGradAVX2(a *float32, dgate *float32, dup *float32, gate *float32, up *float32, da *float32, n int)
+
+// softmaxGradLanesAVX2 is the backward of a softmax for 32 queries of n keys. n is positive.
+//
+//go:noescape
+func softmaxGradLanesAVX2(s *float32, dp *float32, n int, scale float32, key0 int32, lo *int32, hi *int32, mx *float32, inv *float32, d *float32)
+
+// softmaxGradRowsAVX2 is the backward of a softmax for n queries of 32 keys. n is positive.
+//
+//go:noescape
+func softmaxGradRowsAVX2(s *float32, dp *float32, n int, scale float32, query0 int32, lo *int32, hi *int32, mx *float32, inv *float32, stride int, d *float32, dstride int)
+
 // widenBF16AVX2 widens n values; n is a positive multiple of 8.
 //
 //go:noescape

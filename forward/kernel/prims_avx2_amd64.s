@@ -148,15 +148,31 @@ DATA constsAVX2<>+560(SB)/4, $0xbd922279
 DATA constsAVX2<>+564(SB)/4, $0xbd922279
 DATA constsAVX2<>+568(SB)/4, $0xbd922279
 DATA constsAVX2<>+572(SB)/4, $0xbd922279
-DATA constsAVX2<>+576(SB)/4, $0x00000001
-DATA constsAVX2<>+580(SB)/4, $0x00000001
-DATA constsAVX2<>+584(SB)/4, $0x00000001
-DATA constsAVX2<>+588(SB)/4, $0x00000001
-DATA constsAVX2<>+592(SB)/4, $0x00000001
-DATA constsAVX2<>+596(SB)/4, $0x00000001
-DATA constsAVX2<>+600(SB)/4, $0x00000001
-DATA constsAVX2<>+604(SB)/4, $0x00000001
-GLOBL constsAVX2<>(SB), RODATA|NOPTR, $608
+DATA constsAVX2<>+576(SB)/4, $0xbe5b33b6
+DATA constsAVX2<>+580(SB)/4, $0xbe5b33b6
+DATA constsAVX2<>+584(SB)/4, $0xbe5b33b6
+DATA constsAVX2<>+588(SB)/4, $0xbe5b33b6
+DATA constsAVX2<>+592(SB)/4, $0xbe5b33b6
+DATA constsAVX2<>+596(SB)/4, $0xbe5b33b6
+DATA constsAVX2<>+600(SB)/4, $0xbe5b33b6
+DATA constsAVX2<>+604(SB)/4, $0xbe5b33b6
+DATA constsAVX2<>+608(SB)/4, $0x461c4000
+DATA constsAVX2<>+612(SB)/4, $0x461c4000
+DATA constsAVX2<>+616(SB)/4, $0x461c4000
+DATA constsAVX2<>+620(SB)/4, $0x461c4000
+DATA constsAVX2<>+624(SB)/4, $0x461c4000
+DATA constsAVX2<>+628(SB)/4, $0x461c4000
+DATA constsAVX2<>+632(SB)/4, $0x461c4000
+DATA constsAVX2<>+636(SB)/4, $0x461c4000
+DATA constsAVX2<>+640(SB)/4, $0x00000001
+DATA constsAVX2<>+644(SB)/4, $0x00000001
+DATA constsAVX2<>+648(SB)/4, $0x00000001
+DATA constsAVX2<>+652(SB)/4, $0x00000001
+DATA constsAVX2<>+656(SB)/4, $0x00000001
+DATA constsAVX2<>+660(SB)/4, $0x00000001
+DATA constsAVX2<>+664(SB)/4, $0x00000001
+DATA constsAVX2<>+668(SB)/4, $0x00000001
+GLOBL constsAVX2<>(SB), RODATA|NOPTR, $672
 
 DATA masksAVX2<>+0(SB)/4, $0xffffffff
 DATA masksAVX2<>+4(SB)/4, $0xffffffff
@@ -1452,7 +1468,7 @@ TEXT ·accum4AVX2(SB), NOSPLIT, $0-64
 	MOVQ         hi+56(FP), R8
 	SHLQ         $0x02, DX
 	VBROADCASTSS key0+40(FP), Y0
-	VMOVUPS      constsAVX2<>+576(SB), Y1
+	VMOVUPS      constsAVX2<>+640(SB), Y1
 	VMOVUPS      (AX), Y2
 	VMOVUPS      32(AX), Y3
 	VMOVUPS      128(AX), Y4
@@ -1531,7 +1547,7 @@ TEXT ·accum2AVX2(SB), NOSPLIT, $0-64
 	MOVQ         hi+56(FP), R8
 	SHLQ         $0x02, DX
 	VBROADCASTSS key0+40(FP), Y0
-	VMOVUPS      constsAVX2<>+576(SB), Y1
+	VMOVUPS      constsAVX2<>+640(SB), Y1
 	VMOVUPS      (AX), Y2
 	VMOVUPS      32(AX), Y3
 	VMOVUPS      128(AX), Y4
@@ -1588,7 +1604,7 @@ TEXT ·accum1AVX2(SB), NOSPLIT, $0-64
 	MOVQ         hi+56(FP), R8
 	SHLQ         $0x02, DX
 	VBROADCASTSS key0+40(FP), Y0
-	VMOVUPS      constsAVX2<>+576(SB), Y1
+	VMOVUPS      constsAVX2<>+640(SB), Y1
 	VMOVUPS      (AX), Y2
 	VMOVUPS      32(AX), Y3
 
@@ -1638,7 +1654,7 @@ lanes:
 	VBROADCASTSS key0+20(FP), Y1
 	VMOVUPS      constsAVX2<>+0(SB), Y2
 	VMOVUPS      constsAVX2<>+448(SB), Y3
-	VMOVUPS      constsAVX2<>+576(SB), Y4
+	VMOVUPS      constsAVX2<>+640(SB), Y4
 	VMOVUPS      (CX)(R8*1), Y5
 	VMOVUPS      (DX)(R8*1), Y6
 	VMOVUPS      (BX)(R8*1), Y7
@@ -2536,6 +2552,792 @@ done:
 	VUNPCKHPD    X0, X0, X1
 	VADDSD       X1, X0, X0
 	VMOVSD       X0, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func scaleAVX2(x *float32, f float32, n int)
+// Requires: AVX
+TEXT ·scaleAVX2(SB), NOSPLIT, $0-24
+	VBROADCASTSS f+8(FP), Y0
+	MOVQ         n+16(FP), AX
+	MOVQ         x+0(FP), CX
+	MOVQ         AX, DX
+	ANDQ         $-8, DX
+	LEAQ         (CX)(DX*4), CX
+	ANDQ         $+7, AX
+	NEGQ         DX
+	JZ           rest
+
+loop:
+	VMOVUPS (CX)(DX*4), Y1
+	VMULPS  Y0, Y1, Y1
+	VMOVUPS Y1, (CX)(DX*4)
+	ADDQ    $0x08, DX
+	JNZ     loop
+
+rest:
+	TESTQ      AX, AX
+	JZ         done
+	LEAQ       masksAVX2<>+128(SB), BX
+	NEGQ       AX
+	VMOVUPS    (BX)(AX*4), Y1
+	VMASKMOVPS (CX)(DX*4), Y1, Y2
+	VMULPS     Y0, Y2, Y2
+	VMASKMOVPS Y2, Y1, (CX)(DX*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func mulAddAVX2(dst *float32, x *float32, y *float32, f float32, n int)
+// Requires: AVX
+TEXT ·mulAddAVX2(SB), NOSPLIT, $0-40
+	VBROADCASTSS f+24(FP), Y0
+	MOVQ         n+32(FP), AX
+	MOVQ         dst+0(FP), CX
+	MOVQ         x+8(FP), DX
+	MOVQ         y+16(FP), BX
+	MOVQ         AX, SI
+	ANDQ         $-8, SI
+	LEAQ         (CX)(SI*4), CX
+	LEAQ         (DX)(SI*4), DX
+	LEAQ         (BX)(SI*4), BX
+	ANDQ         $+7, AX
+	NEGQ         SI
+	JZ           rest
+
+loop:
+	VMOVUPS (CX)(SI*4), Y1
+	VMOVUPS (DX)(SI*4), Y2
+	VMOVUPS (BX)(SI*4), Y3
+	VMULPS  Y3, Y2, Y2
+	VMULPS  Y0, Y2, Y2
+	VADDPS  Y2, Y1, Y1
+	VMOVUPS Y1, (CX)(SI*4)
+	ADDQ    $0x08, SI
+	JNZ     loop
+
+rest:
+	TESTQ      AX, AX
+	JZ         done
+	LEAQ       masksAVX2<>+128(SB), DI
+	NEGQ       AX
+	VMOVUPS    (DI)(AX*4), Y1
+	VMASKMOVPS (CX)(SI*4), Y1, Y2
+	VMASKMOVPS (DX)(SI*4), Y1, Y3
+	VMASKMOVPS (BX)(SI*4), Y1, Y4
+	VMULPS     Y4, Y3, Y3
+	VMULPS     Y0, Y3, Y3
+	VADDPS     Y3, Y2, Y2
+	VMASKMOVPS Y2, Y1, (CX)(SI*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func normGradAVX2(dst *float32, dy *float32, x *float32, w *float32, r float32, offset float32, k float32, n int)
+// Requires: AVX
+TEXT ·normGradAVX2(SB), NOSPLIT, $0-56
+	VBROADCASTSS r+32(FP), Y0
+	VBROADCASTSS offset+36(FP), Y1
+	VBROADCASTSS k+40(FP), Y2
+	MOVQ         n+48(FP), AX
+	MOVQ         dst+0(FP), CX
+	MOVQ         dy+8(FP), DX
+	MOVQ         x+16(FP), BX
+	MOVQ         w+24(FP), SI
+	MOVQ         AX, DI
+	ANDQ         $-8, DI
+	LEAQ         (CX)(DI*4), CX
+	LEAQ         (DX)(DI*4), DX
+	LEAQ         (BX)(DI*4), BX
+	LEAQ         (SI)(DI*4), SI
+	ANDQ         $+7, AX
+	NEGQ         DI
+	JZ           rest
+
+loop:
+	VMOVUPS (DX)(DI*4), Y3
+	VMOVUPS (BX)(DI*4), Y4
+	VMOVUPS (SI)(DI*4), Y5
+	VADDPS  Y5, Y1, Y5
+	VMULPS  Y5, Y3, Y3
+	VMULPS  Y0, Y3, Y3
+	VMULPS  Y2, Y4, Y4
+	VSUBPS  Y4, Y3, Y3
+	VMOVUPS Y3, (CX)(DI*4)
+	ADDQ    $0x08, DI
+	JNZ     loop
+
+rest:
+	TESTQ      AX, AX
+	JZ         done
+	LEAQ       masksAVX2<>+128(SB), R8
+	NEGQ       AX
+	VMOVUPS    (R8)(AX*4), Y3
+	VMASKMOVPS (DX)(DI*4), Y3, Y4
+	VMASKMOVPS (BX)(DI*4), Y3, Y5
+	VMASKMOVPS (SI)(DI*4), Y3, Y6
+	VADDPS     Y6, Y1, Y6
+	VMULPS     Y6, Y4, Y4
+	VMULPS     Y0, Y4, Y4
+	VMULPS     Y2, Y5, Y5
+	VSUBPS     Y5, Y4, Y4
+	VMASKMOVPS Y4, Y3, (CX)(DI*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func dotAVX2(x *float32, y *float32, n int) float32
+// Requires: AVX
+TEXT ·dotAVX2(SB), NOSPLIT, $0-28
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   n+16(FP), AX
+	MOVQ   x+0(FP), CX
+	MOVQ   y+8(FP), DX
+	MOVQ   AX, BX
+	ANDQ   $-32, BX
+	LEAQ   (CX)(BX*4), CX
+	LEAQ   (DX)(BX*4), DX
+	ANDQ   $+31, AX
+	NEGQ   BX
+	JZ     rest
+
+loop:
+	VMOVUPS (CX)(BX*4), Y4
+	VMOVUPS (DX)(BX*4), Y5
+	VMULPS  Y5, Y4, Y4
+	VADDPS  Y4, Y0, Y0
+	VMOVUPS 32(CX)(BX*4), Y4
+	VMOVUPS 32(DX)(BX*4), Y5
+	VMULPS  Y5, Y4, Y4
+	VADDPS  Y4, Y1, Y1
+	VMOVUPS 64(CX)(BX*4), Y4
+	VMOVUPS 64(DX)(BX*4), Y5
+	VMULPS  Y5, Y4, Y4
+	VADDPS  Y4, Y2, Y2
+	VMOVUPS 96(CX)(BX*4), Y4
+	VMOVUPS 96(DX)(BX*4), Y5
+	VMULPS  Y5, Y4, Y4
+	VADDPS  Y4, Y3, Y3
+	ADDQ    $0x20, BX
+	JNZ     loop
+
+rest:
+	TESTQ      AX, AX
+	JZ         done
+	LEAQ       masksAVX2<>+128(SB), SI
+	NEGQ       AX
+	VMOVUPS    (SI)(AX*4), Y4
+	VMOVUPS    32(SI)(AX*4), Y5
+	VMOVUPS    64(SI)(AX*4), Y6
+	VMOVUPS    96(SI)(AX*4), Y7
+	VMASKMOVPS (CX)(BX*4), Y4, Y8
+	VMASKMOVPS (DX)(BX*4), Y4, Y4
+	VMULPS     Y4, Y8, Y8
+	VADDPS     Y8, Y0, Y0
+	VMASKMOVPS 32(CX)(BX*4), Y5, Y4
+	VMASKMOVPS 32(DX)(BX*4), Y5, Y5
+	VMULPS     Y5, Y4, Y4
+	VADDPS     Y4, Y1, Y1
+	VMASKMOVPS 64(CX)(BX*4), Y6, Y4
+	VMASKMOVPS 64(DX)(BX*4), Y6, Y5
+	VMULPS     Y5, Y4, Y4
+	VADDPS     Y4, Y2, Y2
+	VMASKMOVPS 96(CX)(BX*4), Y7, Y4
+	VMASKMOVPS 96(DX)(BX*4), Y7, Y5
+	VMULPS     Y5, Y4, Y4
+	VADDPS     Y4, Y3, Y3
+
+done:
+	VADDPS       Y2, Y0, Y0
+	VADDPS       Y3, Y1, Y1
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSS       X0, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func normDotAVX2(dy *float32, x *float32, w *float32, offset float32, n int) float32
+// Requires: AVX
+TEXT ·normDotAVX2(SB), NOSPLIT, $0-44
+	VBROADCASTSS offset+24(FP), Y0
+	VXORPS       Y1, Y1, Y1
+	VXORPS       Y2, Y2, Y2
+	VXORPS       Y3, Y3, Y3
+	VXORPS       Y4, Y4, Y4
+	MOVQ         n+32(FP), AX
+	MOVQ         dy+0(FP), CX
+	MOVQ         x+8(FP), DX
+	MOVQ         w+16(FP), BX
+	MOVQ         AX, SI
+	ANDQ         $-32, SI
+	LEAQ         (CX)(SI*4), CX
+	LEAQ         (DX)(SI*4), DX
+	LEAQ         (BX)(SI*4), BX
+	ANDQ         $+31, AX
+	NEGQ         SI
+	JZ           rest
+
+loop:
+	VMOVUPS (CX)(SI*4), Y5
+	VMOVUPS (DX)(SI*4), Y6
+	VMOVUPS (BX)(SI*4), Y7
+	VADDPS  Y7, Y0, Y7
+	VMULPS  Y7, Y5, Y5
+	VMULPS  Y6, Y5, Y5
+	VADDPS  Y5, Y1, Y1
+	VMOVUPS 32(CX)(SI*4), Y5
+	VMOVUPS 32(DX)(SI*4), Y6
+	VMOVUPS 32(BX)(SI*4), Y7
+	VADDPS  Y7, Y0, Y7
+	VMULPS  Y7, Y5, Y5
+	VMULPS  Y6, Y5, Y5
+	VADDPS  Y5, Y2, Y2
+	VMOVUPS 64(CX)(SI*4), Y5
+	VMOVUPS 64(DX)(SI*4), Y6
+	VMOVUPS 64(BX)(SI*4), Y7
+	VADDPS  Y7, Y0, Y7
+	VMULPS  Y7, Y5, Y5
+	VMULPS  Y6, Y5, Y5
+	VADDPS  Y5, Y3, Y3
+	VMOVUPS 96(CX)(SI*4), Y5
+	VMOVUPS 96(DX)(SI*4), Y6
+	VMOVUPS 96(BX)(SI*4), Y7
+	VADDPS  Y7, Y0, Y7
+	VMULPS  Y7, Y5, Y5
+	VMULPS  Y6, Y5, Y5
+	VADDPS  Y5, Y4, Y4
+	ADDQ    $0x20, SI
+	JNZ     loop
+
+rest:
+	TESTQ      AX, AX
+	JZ         done
+	LEAQ       masksAVX2<>+128(SB), DI
+	NEGQ       AX
+	VMOVUPS    (DI)(AX*4), Y5
+	VMOVUPS    32(DI)(AX*4), Y6
+	VMOVUPS    64(DI)(AX*4), Y7
+	VMOVUPS    96(DI)(AX*4), Y8
+	VMASKMOVPS (CX)(SI*4), Y5, Y9
+	VMASKMOVPS (DX)(SI*4), Y5, Y10
+	VMASKMOVPS (BX)(SI*4), Y5, Y5
+	VADDPS     Y5, Y0, Y5
+	VMULPS     Y5, Y9, Y9
+	VMULPS     Y10, Y9, Y9
+	VADDPS     Y9, Y1, Y1
+	VMASKMOVPS 32(CX)(SI*4), Y6, Y5
+	VMASKMOVPS 32(DX)(SI*4), Y6, Y9
+	VMASKMOVPS 32(BX)(SI*4), Y6, Y6
+	VADDPS     Y6, Y0, Y6
+	VMULPS     Y6, Y5, Y5
+	VMULPS     Y9, Y5, Y5
+	VADDPS     Y5, Y2, Y2
+	VMASKMOVPS 64(CX)(SI*4), Y7, Y5
+	VMASKMOVPS 64(DX)(SI*4), Y7, Y6
+	VMASKMOVPS 64(BX)(SI*4), Y7, Y7
+	VADDPS     Y7, Y0, Y7
+	VMULPS     Y7, Y5, Y5
+	VMULPS     Y6, Y5, Y5
+	VADDPS     Y5, Y3, Y3
+	VMASKMOVPS 96(CX)(SI*4), Y8, Y5
+	VMASKMOVPS 96(DX)(SI*4), Y8, Y6
+	VMASKMOVPS 96(BX)(SI*4), Y8, Y7
+	VADDPS     Y7, Y0, Y7
+	VMULPS     Y7, Y5, Y5
+	VMULPS     Y6, Y5, Y5
+	VADDPS     Y5, Y4, Y4
+
+done:
+	VADDPS       Y3, Y1, Y1
+	VADDPS       Y4, Y2, Y2
+	VADDPS       Y2, Y1, Y1
+	VEXTRACTF128 $0x01, Y1, X0
+	VADDPS       X0, X1, X1
+	VMOVHLPS     X1, X1, X0
+	VADDPS       X0, X1, X1
+	VMOVSHDUP    X1, X0
+	VADDPS       X0, X1, X1
+	VMOVSS       X1, ret+40(FP)
+	VZEROUPPER
+	RET
+
+// func expScaleAVX2(x *float32, m float32, f float32, n int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·expScaleAVX2(SB), NOSPLIT, $0-24
+	VMOVUPS      constsAVX2<>+0(SB), Y0
+	VBROADCASTSS m+8(FP), Y1
+	VBROADCASTSS f+12(FP), Y2
+	MOVQ         n+16(FP), AX
+	MOVQ         x+0(FP), CX
+	MOVQ         AX, DX
+	ANDQ         $-8, DX
+	LEAQ         (CX)(DX*4), CX
+	ANDQ         $+7, AX
+	NEGQ         DX
+	JZ           rest
+
+loop:
+	VMOVUPS      (CX)(DX*4), Y3
+	VSUBPS       Y1, Y3, Y3
+	VMOVUPS      Y3, Y4
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y4
+	VSUBPS       Y0, Y4, Y5
+	VMOVUPS      Y3, Y6
+	VFNMADD231PS constsAVX2<>+64(SB), Y5, Y6
+	VFNMADD231PS constsAVX2<>+96(SB), Y5, Y6
+	VMOVUPS      constsAVX2<>+256(SB), Y5
+	VFMADD213PS  constsAVX2<>+224(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+192(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+160(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+128(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+288(SB), Y6, Y5
+	VPSLLD       $0x17, Y4, Y4
+	VPADDD       Y4, Y5, Y5
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y3, Y4
+	VANDPS       Y4, Y5, Y5
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y3, Y4
+	VADDPS       constsAVX2<>+416(SB), Y3, Y3
+	VBLENDVPS    Y4, Y3, Y5, Y5
+	VMULPS       Y2, Y5, Y5
+	VMOVUPS      Y5, (CX)(DX*4)
+	ADDQ         $0x08, DX
+	JNZ          loop
+
+rest:
+	TESTQ        AX, AX
+	JZ           done
+	LEAQ         masksAVX2<>+128(SB), BX
+	NEGQ         AX
+	VMOVUPS      (BX)(AX*4), Y3
+	VMASKMOVPS   (CX)(DX*4), Y3, Y4
+	VSUBPS       Y1, Y4, Y4
+	VMOVUPS      Y4, Y1
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y1
+	VSUBPS       Y0, Y1, Y0
+	VMOVUPS      Y4, Y5
+	VFNMADD231PS constsAVX2<>+64(SB), Y0, Y5
+	VFNMADD231PS constsAVX2<>+96(SB), Y0, Y5
+	VMOVUPS      constsAVX2<>+256(SB), Y0
+	VFMADD213PS  constsAVX2<>+224(SB), Y5, Y0
+	VFMADD213PS  constsAVX2<>+192(SB), Y5, Y0
+	VFMADD213PS  constsAVX2<>+160(SB), Y5, Y0
+	VFMADD213PS  constsAVX2<>+128(SB), Y5, Y0
+	VFMADD213PS  constsAVX2<>+288(SB), Y5, Y0
+	VFMADD213PS  constsAVX2<>+288(SB), Y5, Y0
+	VPSLLD       $0x17, Y1, Y1
+	VPADDD       Y1, Y0, Y0
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y4, Y1
+	VANDPS       Y1, Y0, Y0
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y4, Y1
+	VADDPS       constsAVX2<>+416(SB), Y4, Y4
+	VBLENDVPS    Y1, Y4, Y0, Y0
+	VMULPS       Y2, Y0, Y0
+	VMASKMOVPS   Y0, Y3, (CX)(DX*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func siluGradAVX2(a *float32, dgate *float32, dup *float32, gate *float32, up *float32, da *float32, n int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·siluGradAVX2(SB), NOSPLIT, $0-56
+	VMOVUPS constsAVX2<>+0(SB), Y0
+	VMOVUPS constsAVX2<>+288(SB), Y1
+	MOVQ    n+48(FP), AX
+	MOVQ    a+0(FP), CX
+	MOVQ    dgate+8(FP), DX
+	MOVQ    dup+16(FP), BX
+	MOVQ    gate+24(FP), SI
+	MOVQ    up+32(FP), DI
+	MOVQ    da+40(FP), R8
+	MOVQ    AX, R9
+	ANDQ    $-8, R9
+	LEAQ    (CX)(R9*4), CX
+	LEAQ    (DX)(R9*4), DX
+	LEAQ    (BX)(R9*4), BX
+	LEAQ    (SI)(R9*4), SI
+	LEAQ    (DI)(R9*4), DI
+	LEAQ    (R8)(R9*4), R8
+	ANDQ    $+7, AX
+	NEGQ    R9
+	JZ      rest
+
+loop:
+	VMOVUPS      (SI)(R9*4), Y2
+	VXORPS       constsAVX2<>+480(SB), Y2, Y3
+	VMOVUPS      Y3, Y4
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y4
+	VSUBPS       Y0, Y4, Y5
+	VMOVUPS      Y3, Y6
+	VFNMADD231PS constsAVX2<>+64(SB), Y5, Y6
+	VFNMADD231PS constsAVX2<>+96(SB), Y5, Y6
+	VMOVUPS      constsAVX2<>+256(SB), Y5
+	VFMADD213PS  constsAVX2<>+224(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+192(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+160(SB), Y6, Y5
+	VFMADD213PS  constsAVX2<>+128(SB), Y6, Y5
+	VFMADD213PS  Y1, Y6, Y5
+	VFMADD213PS  Y1, Y6, Y5
+	VPSLLD       $0x17, Y4, Y4
+	VPADDD       Y4, Y5, Y5
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y3, Y4
+	VANDPS       Y4, Y5, Y5
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y3, Y4
+	VADDPS       constsAVX2<>+416(SB), Y3, Y3
+	VBLENDVPS    Y4, Y3, Y5, Y5
+	VADDPS       Y1, Y5, Y4
+	VDIVPS       Y4, Y1, Y3
+	VDIVPS       Y4, Y2, Y2
+	VMULPS       Y3, Y5, Y4
+	VMINPS       Y1, Y4, Y4
+	VMULPS       Y2, Y4, Y4
+	VADDPS       Y4, Y3, Y3
+	VMOVUPS      (DI)(R9*4), Y4
+	VMOVUPS      (R8)(R9*4), Y5
+	VMULPS       Y5, Y2, Y6
+	VMULPS       Y4, Y2, Y2
+	VMULPS       Y4, Y5, Y5
+	VMULPS       Y3, Y5, Y5
+	VMOVUPS      Y2, (CX)(R9*4)
+	VMOVUPS      Y5, (DX)(R9*4)
+	VMOVUPS      Y6, (BX)(R9*4)
+	ADDQ         $0x08, R9
+	JNZ          loop
+
+rest:
+	TESTQ        AX, AX
+	JZ           done
+	LEAQ         masksAVX2<>+128(SB), R10
+	NEGQ         AX
+	VMOVUPS      (R10)(AX*4), Y2
+	VMASKMOVPS   (SI)(R9*4), Y2, Y3
+	VXORPS       constsAVX2<>+480(SB), Y3, Y4
+	VMOVUPS      Y4, Y5
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y5
+	VSUBPS       Y0, Y5, Y0
+	VMOVUPS      Y4, Y6
+	VFNMADD231PS constsAVX2<>+64(SB), Y0, Y6
+	VFNMADD231PS constsAVX2<>+96(SB), Y0, Y6
+	VMOVUPS      constsAVX2<>+256(SB), Y0
+	VFMADD213PS  constsAVX2<>+224(SB), Y6, Y0
+	VFMADD213PS  constsAVX2<>+192(SB), Y6, Y0
+	VFMADD213PS  constsAVX2<>+160(SB), Y6, Y0
+	VFMADD213PS  constsAVX2<>+128(SB), Y6, Y0
+	VFMADD213PS  Y1, Y6, Y0
+	VFMADD213PS  Y1, Y6, Y0
+	VPSLLD       $0x17, Y5, Y5
+	VPADDD       Y5, Y0, Y0
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y4, Y5
+	VANDPS       Y5, Y0, Y0
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y4, Y5
+	VADDPS       constsAVX2<>+416(SB), Y4, Y4
+	VBLENDVPS    Y5, Y4, Y0, Y0
+	VADDPS       Y1, Y0, Y5
+	VDIVPS       Y5, Y1, Y4
+	VDIVPS       Y5, Y3, Y3
+	VMULPS       Y4, Y0, Y5
+	VMINPS       Y1, Y5, Y5
+	VMULPS       Y3, Y5, Y5
+	VADDPS       Y5, Y4, Y4
+	VMASKMOVPS   (DI)(R9*4), Y2, Y0
+	VMASKMOVPS   (R8)(R9*4), Y2, Y1
+	VMULPS       Y1, Y3, Y5
+	VMULPS       Y0, Y3, Y3
+	VMULPS       Y0, Y1, Y1
+	VMULPS       Y4, Y1, Y1
+	VMASKMOVPS   Y3, Y2, (CX)(R9*4)
+	VMASKMOVPS   Y1, Y2, (DX)(R9*4)
+	VMASKMOVPS   Y5, Y2, (BX)(R9*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func geluTanhGradAVX2(a *float32, dgate *float32, dup *float32, gate *float32, up *float32, da *float32, n int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·geluTanhGradAVX2(SB), NOSPLIT, $0-56
+	VMOVUPS constsAVX2<>+0(SB), Y0
+	VMOVUPS constsAVX2<>+288(SB), Y1
+	MOVQ    n+48(FP), AX
+	MOVQ    a+0(FP), CX
+	MOVQ    dgate+8(FP), DX
+	MOVQ    dup+16(FP), BX
+	MOVQ    gate+24(FP), SI
+	MOVQ    up+32(FP), DI
+	MOVQ    da+40(FP), R8
+	MOVQ    AX, R9
+	ANDQ    $-8, R9
+	LEAQ    (CX)(R9*4), CX
+	LEAQ    (DX)(R9*4), DX
+	LEAQ    (BX)(R9*4), BX
+	LEAQ    (SI)(R9*4), SI
+	LEAQ    (DI)(R9*4), DI
+	LEAQ    (R8)(R9*4), R8
+	ANDQ    $+7, AX
+	NEGQ    R9
+	JZ      rest
+
+loop:
+	VMOVUPS      (SI)(R9*4), Y2
+	VMULPS       Y2, Y2, Y4
+	VMINPS       constsAVX2<>+608(SB), Y4, Y4
+	VMOVUPS      constsAVX2<>+544(SB), Y3
+	VFMADD213PS  constsAVX2<>+512(SB), Y4, Y3
+	VMULPS       Y2, Y3, Y3
+	VMOVUPS      Y3, Y5
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y5
+	VSUBPS       Y0, Y5, Y6
+	VMOVUPS      Y3, Y7
+	VFNMADD231PS constsAVX2<>+64(SB), Y6, Y7
+	VFNMADD231PS constsAVX2<>+96(SB), Y6, Y7
+	VMOVUPS      constsAVX2<>+256(SB), Y6
+	VFMADD213PS  constsAVX2<>+224(SB), Y7, Y6
+	VFMADD213PS  constsAVX2<>+192(SB), Y7, Y6
+	VFMADD213PS  constsAVX2<>+160(SB), Y7, Y6
+	VFMADD213PS  constsAVX2<>+128(SB), Y7, Y6
+	VFMADD213PS  Y1, Y7, Y6
+	VFMADD213PS  Y1, Y7, Y6
+	VPSLLD       $0x17, Y5, Y5
+	VPADDD       Y5, Y6, Y6
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y3, Y5
+	VANDPS       Y5, Y6, Y6
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y3, Y5
+	VADDPS       constsAVX2<>+416(SB), Y3, Y3
+	VBLENDVPS    Y5, Y3, Y6, Y6
+	VADDPS       Y1, Y6, Y5
+	VDIVPS       Y5, Y1, Y3
+	VDIVPS       Y5, Y2, Y2
+	VMULPS       Y3, Y6, Y5
+	VMINPS       Y1, Y5, Y5
+	VMULPS       Y2, Y5, Y5
+	VMOVUPS      constsAVX2<>+576(SB), Y6
+	VFMADD213PS  constsAVX2<>+512(SB), Y4, Y6
+	VFNMADD231PS Y6, Y5, Y3
+	VMOVUPS      (DI)(R9*4), Y4
+	VMOVUPS      (R8)(R9*4), Y5
+	VMULPS       Y5, Y2, Y6
+	VMULPS       Y4, Y2, Y2
+	VMULPS       Y4, Y5, Y5
+	VMULPS       Y3, Y5, Y5
+	VMOVUPS      Y2, (CX)(R9*4)
+	VMOVUPS      Y5, (DX)(R9*4)
+	VMOVUPS      Y6, (BX)(R9*4)
+	ADDQ         $0x08, R9
+	JNZ          loop
+
+rest:
+	TESTQ        AX, AX
+	JZ           done
+	LEAQ         masksAVX2<>+128(SB), R10
+	NEGQ         AX
+	VMOVUPS      (R10)(AX*4), Y2
+	VMASKMOVPS   (SI)(R9*4), Y2, Y3
+	VMULPS       Y3, Y3, Y5
+	VMINPS       constsAVX2<>+608(SB), Y5, Y5
+	VMOVUPS      constsAVX2<>+544(SB), Y4
+	VFMADD213PS  constsAVX2<>+512(SB), Y5, Y4
+	VMULPS       Y3, Y4, Y4
+	VMOVUPS      Y4, Y6
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y6
+	VSUBPS       Y0, Y6, Y0
+	VMOVUPS      Y4, Y7
+	VFNMADD231PS constsAVX2<>+64(SB), Y0, Y7
+	VFNMADD231PS constsAVX2<>+96(SB), Y0, Y7
+	VMOVUPS      constsAVX2<>+256(SB), Y0
+	VFMADD213PS  constsAVX2<>+224(SB), Y7, Y0
+	VFMADD213PS  constsAVX2<>+192(SB), Y7, Y0
+	VFMADD213PS  constsAVX2<>+160(SB), Y7, Y0
+	VFMADD213PS  constsAVX2<>+128(SB), Y7, Y0
+	VFMADD213PS  Y1, Y7, Y0
+	VFMADD213PS  Y1, Y7, Y0
+	VPSLLD       $0x17, Y6, Y6
+	VPADDD       Y6, Y0, Y0
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y4, Y6
+	VANDPS       Y6, Y0, Y0
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y4, Y6
+	VADDPS       constsAVX2<>+416(SB), Y4, Y4
+	VBLENDVPS    Y6, Y4, Y0, Y0
+	VADDPS       Y1, Y0, Y6
+	VDIVPS       Y6, Y1, Y4
+	VDIVPS       Y6, Y3, Y3
+	VMULPS       Y4, Y0, Y6
+	VMINPS       Y1, Y6, Y6
+	VMULPS       Y3, Y6, Y6
+	VMOVUPS      constsAVX2<>+576(SB), Y0
+	VFMADD213PS  constsAVX2<>+512(SB), Y5, Y0
+	VFNMADD231PS Y0, Y6, Y4
+	VMASKMOVPS   (DI)(R9*4), Y2, Y0
+	VMASKMOVPS   (R8)(R9*4), Y2, Y1
+	VMULPS       Y1, Y3, Y5
+	VMULPS       Y0, Y3, Y3
+	VMULPS       Y0, Y1, Y1
+	VMULPS       Y4, Y1, Y1
+	VMASKMOVPS   Y3, Y2, (CX)(R9*4)
+	VMASKMOVPS   Y1, Y2, (DX)(R9*4)
+	VMASKMOVPS   Y5, Y2, (BX)(R9*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func softmaxGradLanesAVX2(s *float32, dp *float32, n int, scale float32, key0 int32, lo *int32, hi *int32, mx *float32, inv *float32, d *float32)
+// Requires: AVX, AVX2, FMA3
+TEXT ·softmaxGradLanesAVX2(SB), NOSPLIT, $0-72
+	VMOVUPS      constsAVX2<>+0(SB), Y0
+	VMOVUPS      constsAVX2<>+640(SB), Y1
+	VBROADCASTSS scale+24(FP), Y2
+	XORQ         AX, AX
+
+lanes:
+	MOVQ         s+0(FP), CX
+	MOVQ         dp+8(FP), DX
+	MOVQ         n+16(FP), BX
+	MOVQ         lo+32(FP), SI
+	MOVQ         hi+40(FP), DI
+	ADDQ         AX, CX
+	ADDQ         AX, DX
+	VMOVUPS      (SI)(AX*1), Y3
+	VMOVUPS      (DI)(AX*1), Y4
+	VBROADCASTSS key0+28(FP), Y5
+	MOVQ         mx+48(FP), SI
+	MOVQ         inv+56(FP), DI
+	MOVQ         d+64(FP), R8
+	VMOVUPS      (SI)(AX*1), Y6
+	VMOVUPS      (DI)(AX*1), Y7
+	VMOVUPS      (R8)(AX*1), Y8
+
+loop:
+	VPCMPGTD     Y5, Y3, Y9
+	VPCMPGTD     Y5, Y4, Y10
+	VPANDN       Y10, Y9, Y10
+	VMULPS       (CX), Y2, Y9
+	VSUBPS       Y6, Y9, Y9
+	VMOVUPS      Y9, Y11
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y11
+	VSUBPS       Y0, Y11, Y12
+	VMOVUPS      Y9, Y13
+	VFNMADD231PS constsAVX2<>+64(SB), Y12, Y13
+	VFNMADD231PS constsAVX2<>+96(SB), Y12, Y13
+	VMOVUPS      constsAVX2<>+256(SB), Y12
+	VFMADD213PS  constsAVX2<>+224(SB), Y13, Y12
+	VFMADD213PS  constsAVX2<>+192(SB), Y13, Y12
+	VFMADD213PS  constsAVX2<>+160(SB), Y13, Y12
+	VFMADD213PS  constsAVX2<>+128(SB), Y13, Y12
+	VFMADD213PS  constsAVX2<>+288(SB), Y13, Y12
+	VFMADD213PS  constsAVX2<>+288(SB), Y13, Y12
+	VPSLLD       $0x17, Y11, Y11
+	VPADDD       Y11, Y12, Y12
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y9, Y11
+	VANDPS       Y11, Y12, Y12
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y9, Y11
+	VADDPS       constsAVX2<>+416(SB), Y9, Y9
+	VBLENDVPS    Y11, Y9, Y12, Y12
+	VMOVUPS      (DX), Y9
+	VSUBPS       Y8, Y9, Y9
+	VMULPS       Y7, Y12, Y12
+	VANDPS       Y10, Y12, Y12
+	VMULPS       Y12, Y2, Y11
+	VMULPS       Y11, Y9, Y9
+	VANDPS       Y10, Y9, Y9
+	VMOVUPS      Y12, (CX)
+	VMOVUPS      Y9, (DX)
+	VPADDD       Y1, Y5, Y5
+	ADDQ         $0x00000080, CX
+	ADDQ         $0x00000080, DX
+	DECQ         BX
+	JNZ          loop
+	ADDQ         $0x00000020, AX
+	CMPQ         AX, $0x00000080
+	JLT          lanes
+	VZEROUPPER
+	RET
+
+// func softmaxGradRowsAVX2(s *float32, dp *float32, n int, scale float32, query0 int32, lo *int32, hi *int32, mx *float32, inv *float32, stride int, d *float32, dstride int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·softmaxGradRowsAVX2(SB), NOSPLIT, $0-88
+	VMOVUPS      constsAVX2<>+0(SB), Y0
+	VMOVUPS      constsAVX2<>+640(SB), Y1
+	VBROADCASTSS scale+24(FP), Y2
+	MOVQ         stride+64(FP), AX
+	MOVQ         dstride+80(FP), CX
+	XORQ         DX, DX
+
+lanes:
+	MOVQ         s+0(FP), BX
+	MOVQ         dp+8(FP), SI
+	MOVQ         n+16(FP), DI
+	MOVQ         lo+32(FP), R8
+	MOVQ         hi+40(FP), R9
+	ADDQ         DX, BX
+	ADDQ         DX, SI
+	VMOVUPS      (R8)(DX*1), Y3
+	VMOVUPS      (R9)(DX*1), Y4
+	VBROADCASTSS query0+28(FP), Y5
+	MOVQ         mx+48(FP), R8
+	MOVQ         inv+56(FP), R9
+	MOVQ         d+72(FP), R10
+
+loop:
+	VBROADCASTSS (R8), Y6
+	VBROADCASTSS (R9), Y7
+	VBROADCASTSS (R10), Y8
+	VPCMPGTD     Y5, Y3, Y9
+	VPCMPGTD     Y5, Y4, Y10
+	VPANDN       Y10, Y9, Y10
+	VMULPS       (BX), Y2, Y9
+	VSUBPS       Y6, Y9, Y9
+	VMOVUPS      Y9, Y6
+	VFMADD132PS  constsAVX2<>+32(SB), Y0, Y6
+	VSUBPS       Y0, Y6, Y11
+	VMOVUPS      Y9, Y12
+	VFNMADD231PS constsAVX2<>+64(SB), Y11, Y12
+	VFNMADD231PS constsAVX2<>+96(SB), Y11, Y12
+	VMOVUPS      constsAVX2<>+256(SB), Y11
+	VFMADD213PS  constsAVX2<>+224(SB), Y12, Y11
+	VFMADD213PS  constsAVX2<>+192(SB), Y12, Y11
+	VFMADD213PS  constsAVX2<>+160(SB), Y12, Y11
+	VFMADD213PS  constsAVX2<>+128(SB), Y12, Y11
+	VFMADD213PS  constsAVX2<>+288(SB), Y12, Y11
+	VFMADD213PS  constsAVX2<>+288(SB), Y12, Y11
+	VPSLLD       $0x17, Y6, Y6
+	VPADDD       Y6, Y11, Y11
+	VCMPPS       $0x05, constsAVX2<>+320(SB), Y9, Y6
+	VANDPS       Y6, Y11, Y11
+	VCMPPS       $0x06, constsAVX2<>+352(SB), Y9, Y6
+	VADDPS       constsAVX2<>+416(SB), Y9, Y9
+	VBLENDVPS    Y6, Y9, Y11, Y11
+	VMOVUPS      (SI), Y6
+	VSUBPS       Y8, Y6, Y6
+	VMULPS       Y7, Y11, Y11
+	VANDPS       Y10, Y11, Y11
+	VMULPS       Y11, Y2, Y7
+	VMULPS       Y7, Y6, Y6
+	VANDPS       Y10, Y6, Y6
+	VMOVUPS      Y11, (BX)
+	VMOVUPS      Y6, (SI)
+	VPADDD       Y1, Y5, Y5
+	ADDQ         $0x00000080, BX
+	ADDQ         $0x00000080, SI
+	LEAQ         (R8)(AX*4), R8
+	LEAQ         (R9)(AX*4), R9
+	LEAQ         (R10)(CX*4), R10
+	DECQ         DI
+	JNZ          loop
+	ADDQ         $0x00000020, DX
+	CMPQ         DX, $0x00000080
+	JLT          lanes
 	VZEROUPPER
 	RET
 

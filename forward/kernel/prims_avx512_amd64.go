@@ -134,6 +134,56 @@ func maxAVX512(x *float32, n int) float32
 //go:noescape
 func expSumAVX512(x *float32, n int, m float32) float64
 
+// scaleAVX512 multiplies n values of x by f.
+//
+//go:noescape
+func scaleAVX512(x *float32, f float32, n int)
+
+// mulAddAVX512 adds x * y * f to dst for n values.
+//
+//go:noescape
+func mulAddAVX512(dst *float32, x *float32, y *float32, f float32, n int)
+
+// normGradAVX512 is dst = dy * (offset + w) * r - x * k for n values.
+//
+//go:noescape
+func normGradAVX512(dst *float32, dy *float32, x *float32, w *float32, r float32, offset float32, k float32, n int)
+
+// dotAVX512 is the sum of x * y over n values.
+//
+//go:noescape
+func dotAVX512(x *float32, y *float32, n int) float32
+
+// normDotAVX512 is the sum of dy * (offset + w) * x over n values.
+//
+//go:noescape
+func normDotAVX512(dy *float32, x *float32, w *float32, offset float32, n int) float32
+
+// expScaleAVX512 is x = f * exp(x-m) for n values.
+//
+//go:noescape
+func expScaleAVX512(x *float32, m float32, f float32, n int)
+
+// siluGradAVX512 is the backward of a = silu(gate) * up for n values, and a itself.
+//
+//go:noescape
+func siluGradAVX512(a *float32, dgate *float32, dup *float32, gate *float32, up *float32, da *float32, n int)
+
+// geluTanhGradAVX512 is the backward of a = geluTanh(gate) * up for n values, and a itself.
+//
+//go:noescape
+func geluTanhGradAVX512(a *float32, dgate *float32, dup *float32, gate *float32, up *float32, da *float32, n int)
+
+// softmaxGradLanesAVX512 is the backward of a softmax for 32 queries of n keys. n is positive.
+//
+//go:noescape
+func softmaxGradLanesAVX512(s *float32, dp *float32, n int, scale float32, key0 int32, lo *int32, hi *int32, mx *float32, inv *float32, d *float32)
+
+// softmaxGradRowsAVX512 is the backward of a softmax for n queries of 32 keys. n is positive.
+//
+//go:noescape
+func softmaxGradRowsAVX512(s *float32, dp *float32, n int, scale float32, query0 int32, lo *int32, hi *int32, mx *float32, inv *float32, stride int, d *float32, dstride int)
+
 // widenBF16AVX512 widens n values; n is a positive multiple of 16.
 //
 //go:noescape

@@ -22,8 +22,10 @@ DATA constsAVX512<>+56(SB)/4, $0xff800000
 DATA constsAVX512<>+60(SB)/4, $0x80000000
 DATA constsAVX512<>+64(SB)/4, $0xbfcc422a
 DATA constsAVX512<>+68(SB)/4, $0xbd922279
-DATA constsAVX512<>+72(SB)/4, $0x00000001
-GLOBL constsAVX512<>(SB), RODATA|NOPTR, $76
+DATA constsAVX512<>+72(SB)/4, $0xbe5b33b6
+DATA constsAVX512<>+76(SB)/4, $0x461c4000
+DATA constsAVX512<>+80(SB)/4, $0x00000001
+GLOBL constsAVX512<>(SB), RODATA|NOPTR, $84
 
 // func gemm12AVX512(c *float32, ldc int, a *float32, ars int, acs int, b *float32, k int, acc bool)
 // Requires: AVX, AVX512F, MMX+
@@ -1522,7 +1524,7 @@ TEXT ·accum8AVX512(SB), NOSPLIT, $0-64
 	MOVQ         hi+56(FP), R8
 	SHLQ         $0x02, DX
 	VBROADCASTSS key0+40(FP), Z0
-	VBROADCASTSS constsAVX512<>+72(SB), Z1
+	VBROADCASTSS constsAVX512<>+80(SB), Z1
 	VMOVUPS      (DI), Z2
 	VMOVUPS      (R8), Z3
 	VMOVUPS      64(DI), Z4
@@ -1611,7 +1613,7 @@ TEXT ·accum4AVX512(SB), NOSPLIT, $0-64
 	MOVQ         hi+56(FP), R8
 	SHLQ         $0x02, DX
 	VBROADCASTSS key0+40(FP), Z0
-	VBROADCASTSS constsAVX512<>+72(SB), Z1
+	VBROADCASTSS constsAVX512<>+80(SB), Z1
 	VMOVUPS      (DI), Z2
 	VMOVUPS      (R8), Z3
 	VMOVUPS      64(DI), Z4
@@ -1672,7 +1674,7 @@ TEXT ·accum2AVX512(SB), NOSPLIT, $0-64
 	MOVQ         hi+56(FP), R8
 	SHLQ         $0x02, DX
 	VBROADCASTSS key0+40(FP), Z0
-	VBROADCASTSS constsAVX512<>+72(SB), Z1
+	VBROADCASTSS constsAVX512<>+80(SB), Z1
 	VMOVUPS      (DI), Z2
 	VMOVUPS      (R8), Z3
 	VMOVUPS      64(DI), Z4
@@ -1719,7 +1721,7 @@ TEXT ·accum1AVX512(SB), NOSPLIT, $0-64
 	MOVQ         hi+56(FP), R8
 	SHLQ         $0x02, DX
 	VBROADCASTSS key0+40(FP), Z0
-	VBROADCASTSS constsAVX512<>+72(SB), Z1
+	VBROADCASTSS constsAVX512<>+80(SB), Z1
 	VMOVUPS      (DI), Z2
 	VMOVUPS      (R8), Z3
 	VMOVUPS      64(DI), Z4
@@ -1760,7 +1762,7 @@ TEXT ·softmaxBlockAVX512(SB), NOSPLIT, $0-64
 	VBROADCASTSS scale+16(FP), Z0
 	VBROADCASTSS key0+20(FP), Z1
 	VBROADCASTSS constsAVX512<>+56(SB), Z2
-	VBROADCASTSS constsAVX512<>+72(SB), Z3
+	VBROADCASTSS constsAVX512<>+80(SB), Z3
 	VBROADCASTSS constsAVX512<>+0(SB), Z4
 	VBROADCASTSS constsAVX512<>+4(SB), Z5
 	VBROADCASTSS constsAVX512<>+8(SB), Z6
@@ -2512,6 +2514,770 @@ done:
 	VUNPCKHPD     X0, X0, X1
 	VADDSD        X1, X0, X0
 	VMOVSD        X0, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func scaleAVX512(x *float32, f float32, n int)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·scaleAVX512(SB), NOSPLIT, $0-24
+	VBROADCASTSS f+8(FP), Z0
+	MOVQ         n+16(FP), AX
+	MOVQ         x+0(FP), CX
+	MOVQ         AX, DX
+	ANDQ         $-16, DX
+	LEAQ         (CX)(DX*4), CX
+	ANDQ         $+15, AX
+	NEGQ         DX
+	JZ           rest
+
+loop:
+	VMOVUPS (CX)(DX*4), Z1
+	VMULPS  Z0, Z1, Z1
+	VMOVUPS Z1, (CX)(DX*4)
+	ADDQ    $0x10, DX
+	JNZ     loop
+
+rest:
+	TESTQ     AX, AX
+	JZ        done
+	MOVQ      $-1, BX
+	SHLXQ     AX, BX, BX
+	NOTQ      BX
+	KMOVW     BX, K1
+	VMOVUPS.Z (CX)(DX*4), K1, Z1
+	VMULPS    Z0, Z1, Z1
+	VMOVUPS   Z1, K1, (CX)(DX*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func mulAddAVX512(dst *float32, x *float32, y *float32, f float32, n int)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·mulAddAVX512(SB), NOSPLIT, $0-40
+	VBROADCASTSS f+24(FP), Z0
+	MOVQ         n+32(FP), AX
+	MOVQ         dst+0(FP), CX
+	MOVQ         x+8(FP), DX
+	MOVQ         y+16(FP), BX
+	MOVQ         AX, SI
+	ANDQ         $-16, SI
+	LEAQ         (CX)(SI*4), CX
+	LEAQ         (DX)(SI*4), DX
+	LEAQ         (BX)(SI*4), BX
+	ANDQ         $+15, AX
+	NEGQ         SI
+	JZ           rest
+
+loop:
+	VMOVUPS (CX)(SI*4), Z1
+	VMOVUPS (DX)(SI*4), Z2
+	VMOVUPS (BX)(SI*4), Z3
+	VMULPS  Z3, Z2, Z2
+	VMULPS  Z0, Z2, Z2
+	VADDPS  Z2, Z1, Z1
+	VMOVUPS Z1, (CX)(SI*4)
+	ADDQ    $0x10, SI
+	JNZ     loop
+
+rest:
+	TESTQ     AX, AX
+	JZ        done
+	MOVQ      $-1, DI
+	SHLXQ     AX, DI, DI
+	NOTQ      DI
+	KMOVW     DI, K1
+	VMOVUPS.Z (CX)(SI*4), K1, Z1
+	VMOVUPS.Z (DX)(SI*4), K1, Z2
+	VMOVUPS.Z (BX)(SI*4), K1, Z3
+	VMULPS    Z3, Z2, Z2
+	VMULPS    Z0, Z2, Z2
+	VADDPS    Z2, Z1, Z1
+	VMOVUPS   Z1, K1, (CX)(SI*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func normGradAVX512(dst *float32, dy *float32, x *float32, w *float32, r float32, offset float32, k float32, n int)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·normGradAVX512(SB), NOSPLIT, $0-56
+	VBROADCASTSS r+32(FP), Z0
+	VBROADCASTSS offset+36(FP), Z1
+	VBROADCASTSS k+40(FP), Z2
+	MOVQ         n+48(FP), AX
+	MOVQ         dst+0(FP), CX
+	MOVQ         dy+8(FP), DX
+	MOVQ         x+16(FP), BX
+	MOVQ         w+24(FP), SI
+	MOVQ         AX, DI
+	ANDQ         $-16, DI
+	LEAQ         (CX)(DI*4), CX
+	LEAQ         (DX)(DI*4), DX
+	LEAQ         (BX)(DI*4), BX
+	LEAQ         (SI)(DI*4), SI
+	ANDQ         $+15, AX
+	NEGQ         DI
+	JZ           rest
+
+loop:
+	VMOVUPS (DX)(DI*4), Z3
+	VMOVUPS (BX)(DI*4), Z4
+	VMOVUPS (SI)(DI*4), Z5
+	VADDPS  Z5, Z1, Z5
+	VMULPS  Z5, Z3, Z3
+	VMULPS  Z0, Z3, Z3
+	VMULPS  Z2, Z4, Z4
+	VSUBPS  Z4, Z3, Z3
+	VMOVUPS Z3, (CX)(DI*4)
+	ADDQ    $0x10, DI
+	JNZ     loop
+
+rest:
+	TESTQ     AX, AX
+	JZ        done
+	MOVQ      $-1, R8
+	SHLXQ     AX, R8, R8
+	NOTQ      R8
+	KMOVW     R8, K1
+	VMOVUPS.Z (DX)(DI*4), K1, Z3
+	VMOVUPS.Z (BX)(DI*4), K1, Z4
+	VMOVUPS.Z (SI)(DI*4), K1, Z5
+	VADDPS    Z5, Z1, Z5
+	VMULPS    Z5, Z3, Z3
+	VMULPS    Z0, Z3, Z3
+	VMULPS    Z2, Z4, Z4
+	VSUBPS    Z4, Z3, Z3
+	VMOVUPS   Z3, K1, (CX)(DI*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func dotAVX512(x *float32, y *float32, n int) float32
+// Requires: AVX, AVX512F, BMI2
+TEXT ·dotAVX512(SB), NOSPLIT, $0-28
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	MOVQ   n+16(FP), AX
+	MOVQ   x+0(FP), CX
+	MOVQ   y+8(FP), DX
+	MOVQ   AX, BX
+	ANDQ   $-32, BX
+	LEAQ   (CX)(BX*4), CX
+	LEAQ   (DX)(BX*4), DX
+	ANDQ   $+31, AX
+	NEGQ   BX
+	JZ     rest
+
+loop:
+	VMOVUPS (CX)(BX*4), Z2
+	VMOVUPS (DX)(BX*4), Z3
+	VMULPS  Z3, Z2, Z2
+	VADDPS  Z2, Z0, Z0
+	VMOVUPS 64(CX)(BX*4), Z2
+	VMOVUPS 64(DX)(BX*4), Z3
+	VMULPS  Z3, Z2, Z2
+	VADDPS  Z2, Z1, Z1
+	ADDQ    $0x20, BX
+	JNZ     loop
+
+rest:
+	TESTQ     AX, AX
+	JZ        done
+	MOVQ      $-1, SI
+	SHLXQ     AX, SI, SI
+	NOTQ      SI
+	KMOVW     SI, K1
+	SHRQ      $0x10, SI
+	KMOVW     SI, K2
+	VMOVUPS.Z (CX)(BX*4), K1, Z2
+	VMOVUPS.Z (DX)(BX*4), K1, Z3
+	VMULPS    Z3, Z2, Z2
+	VADDPS    Z2, Z0, Z0
+	VMOVUPS.Z 64(CX)(BX*4), K2, Z2
+	VMOVUPS.Z 64(DX)(BX*4), K2, Z3
+	VMULPS    Z3, Z2, Z2
+	VADDPS    Z2, Z1, Z1
+
+done:
+	VADDPS        Z1, Z0, Z0
+	VEXTRACTF64X4 $0x01, Z0, Y1
+	VADDPS        Y1, Y0, Y0
+	VEXTRACTF128  $0x01, Y0, X1
+	VADDPS        X1, X0, X0
+	VMOVHLPS      X0, X0, X1
+	VADDPS        X1, X0, X0
+	VMOVSHDUP     X0, X1
+	VADDPS        X1, X0, X0
+	VMOVSS        X0, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func normDotAVX512(dy *float32, x *float32, w *float32, offset float32, n int) float32
+// Requires: AVX, AVX512F, BMI2
+TEXT ·normDotAVX512(SB), NOSPLIT, $0-44
+	VBROADCASTSS offset+24(FP), Z0
+	VPXORD       Z1, Z1, Z1
+	VPXORD       Z2, Z2, Z2
+	MOVQ         n+32(FP), AX
+	MOVQ         dy+0(FP), CX
+	MOVQ         x+8(FP), DX
+	MOVQ         w+16(FP), BX
+	MOVQ         AX, SI
+	ANDQ         $-32, SI
+	LEAQ         (CX)(SI*4), CX
+	LEAQ         (DX)(SI*4), DX
+	LEAQ         (BX)(SI*4), BX
+	ANDQ         $+31, AX
+	NEGQ         SI
+	JZ           rest
+
+loop:
+	VMOVUPS (CX)(SI*4), Z3
+	VMOVUPS (DX)(SI*4), Z4
+	VMOVUPS (BX)(SI*4), Z5
+	VADDPS  Z5, Z0, Z5
+	VMULPS  Z5, Z3, Z3
+	VMULPS  Z4, Z3, Z3
+	VADDPS  Z3, Z1, Z1
+	VMOVUPS 64(CX)(SI*4), Z3
+	VMOVUPS 64(DX)(SI*4), Z4
+	VMOVUPS 64(BX)(SI*4), Z5
+	VADDPS  Z5, Z0, Z5
+	VMULPS  Z5, Z3, Z3
+	VMULPS  Z4, Z3, Z3
+	VADDPS  Z3, Z2, Z2
+	ADDQ    $0x20, SI
+	JNZ     loop
+
+rest:
+	TESTQ     AX, AX
+	JZ        done
+	MOVQ      $-1, DI
+	SHLXQ     AX, DI, DI
+	NOTQ      DI
+	KMOVW     DI, K1
+	SHRQ      $0x10, DI
+	KMOVW     DI, K2
+	VMOVUPS.Z (CX)(SI*4), K1, Z3
+	VMOVUPS.Z (DX)(SI*4), K1, Z4
+	VMOVUPS.Z (BX)(SI*4), K1, Z5
+	VADDPS    Z5, Z0, Z5
+	VMULPS    Z5, Z3, Z3
+	VMULPS    Z4, Z3, Z3
+	VADDPS    Z3, Z1, Z1
+	VMOVUPS.Z 64(CX)(SI*4), K2, Z3
+	VMOVUPS.Z 64(DX)(SI*4), K2, Z4
+	VMOVUPS.Z 64(BX)(SI*4), K2, Z5
+	VADDPS    Z5, Z0, Z5
+	VMULPS    Z5, Z3, Z3
+	VMULPS    Z4, Z3, Z3
+	VADDPS    Z3, Z2, Z2
+
+done:
+	VADDPS        Z2, Z1, Z1
+	VEXTRACTF64X4 $0x01, Z1, Y0
+	VADDPS        Y0, Y1, Y1
+	VEXTRACTF128  $0x01, Y1, X0
+	VADDPS        X0, X1, X1
+	VMOVHLPS      X1, X1, X0
+	VADDPS        X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VADDPS        X0, X1, X1
+	VMOVSS        X1, ret+40(FP)
+	VZEROUPPER
+	RET
+
+// func expScaleAVX512(x *float32, m float32, f float32, n int)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·expScaleAVX512(SB), NOSPLIT, $0-24
+	VBROADCASTSS constsAVX512<>+0(SB), Z0
+	VBROADCASTSS constsAVX512<>+4(SB), Z1
+	VBROADCASTSS constsAVX512<>+8(SB), Z2
+	VBROADCASTSS constsAVX512<>+12(SB), Z3
+	VBROADCASTSS constsAVX512<>+16(SB), Z4
+	VBROADCASTSS constsAVX512<>+20(SB), Z5
+	VBROADCASTSS constsAVX512<>+24(SB), Z6
+	VBROADCASTSS constsAVX512<>+28(SB), Z7
+	VBROADCASTSS constsAVX512<>+32(SB), Z8
+	VBROADCASTSS constsAVX512<>+36(SB), Z9
+	VBROADCASTSS constsAVX512<>+40(SB), Z10
+	VBROADCASTSS constsAVX512<>+48(SB), Z11
+	VBROADCASTSS m+8(FP), Z12
+	VBROADCASTSS f+12(FP), Z13
+	MOVQ         n+16(FP), AX
+	MOVQ         x+0(FP), CX
+	MOVQ         AX, DX
+	ANDQ         $-16, DX
+	LEAQ         (CX)(DX*4), CX
+	ANDQ         $+15, AX
+	NEGQ         DX
+	JZ           rest
+
+loop:
+	VMOVUPS      (CX)(DX*4), Z14
+	VSUBPS       Z12, Z14, Z14
+	VMINPS       Z14, Z11, Z15
+	VMOVUPS      Z15, Z16
+	VFMADD132PS  Z1, Z0, Z16
+	VSUBPS       Z0, Z16, Z16
+	VMOVUPS      Z15, Z15
+	VFNMADD231PS Z2, Z16, Z15
+	VFNMADD231PS Z3, Z16, Z15
+	VMOVUPS      Z8, Z17
+	VFMADD213PS  Z7, Z15, Z17
+	VFMADD213PS  Z6, Z15, Z17
+	VFMADD213PS  Z5, Z15, Z17
+	VFMADD213PS  Z4, Z15, Z17
+	VFMADD213PS  Z9, Z15, Z17
+	VFMADD213PS  Z9, Z15, Z17
+	VCMPPS       $0x05, Z10, Z14, K1
+	VSCALEFPS.Z  Z16, Z17, K1, Z17
+	VMULPS       Z13, Z17, Z17
+	VMOVUPS      Z17, (CX)(DX*4)
+	ADDQ         $0x10, DX
+	JNZ          loop
+
+rest:
+	TESTQ        AX, AX
+	JZ           done
+	MOVQ         $-1, BX
+	SHLXQ        AX, BX, BX
+	NOTQ         BX
+	KMOVW        BX, K1
+	VMOVUPS.Z    (CX)(DX*4), K1, Z14
+	VSUBPS       Z12, Z14, Z14
+	VMINPS       Z14, Z11, Z11
+	VMOVUPS      Z11, Z12
+	VFMADD132PS  Z1, Z0, Z12
+	VSUBPS       Z0, Z12, Z0
+	VMOVUPS      Z11, Z1
+	VFNMADD231PS Z2, Z0, Z1
+	VFNMADD231PS Z3, Z0, Z1
+	VMOVUPS      Z8, Z2
+	VFMADD213PS  Z7, Z1, Z2
+	VFMADD213PS  Z6, Z1, Z2
+	VFMADD213PS  Z5, Z1, Z2
+	VFMADD213PS  Z4, Z1, Z2
+	VFMADD213PS  Z9, Z1, Z2
+	VFMADD213PS  Z9, Z1, Z2
+	VCMPPS       $0x05, Z10, Z14, K2
+	VSCALEFPS.Z  Z0, Z2, K2, Z2
+	VMULPS       Z13, Z2, Z2
+	VMOVUPS      Z2, K1, (CX)(DX*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func siluGradAVX512(a *float32, dgate *float32, dup *float32, gate *float32, up *float32, da *float32, n int)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·siluGradAVX512(SB), NOSPLIT, $0-56
+	VBROADCASTSS constsAVX512<>+60(SB), Z0
+	VBROADCASTSS constsAVX512<>+0(SB), Z1
+	VBROADCASTSS constsAVX512<>+4(SB), Z2
+	VBROADCASTSS constsAVX512<>+8(SB), Z3
+	VBROADCASTSS constsAVX512<>+12(SB), Z4
+	VBROADCASTSS constsAVX512<>+16(SB), Z5
+	VBROADCASTSS constsAVX512<>+20(SB), Z6
+	VBROADCASTSS constsAVX512<>+24(SB), Z7
+	VBROADCASTSS constsAVX512<>+28(SB), Z8
+	VBROADCASTSS constsAVX512<>+32(SB), Z9
+	VBROADCASTSS constsAVX512<>+36(SB), Z10
+	VBROADCASTSS constsAVX512<>+40(SB), Z11
+	VBROADCASTSS constsAVX512<>+48(SB), Z12
+	MOVQ         n+48(FP), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         dgate+8(FP), DX
+	MOVQ         dup+16(FP), BX
+	MOVQ         gate+24(FP), SI
+	MOVQ         up+32(FP), DI
+	MOVQ         da+40(FP), R8
+	MOVQ         AX, R9
+	ANDQ         $-16, R9
+	LEAQ         (CX)(R9*4), CX
+	LEAQ         (DX)(R9*4), DX
+	LEAQ         (BX)(R9*4), BX
+	LEAQ         (SI)(R9*4), SI
+	LEAQ         (DI)(R9*4), DI
+	LEAQ         (R8)(R9*4), R8
+	ANDQ         $+15, AX
+	NEGQ         R9
+	JZ           rest
+
+loop:
+	VMOVUPS      (SI)(R9*4), Z13
+	VPXORD       Z0, Z13, Z14
+	VMINPS       Z14, Z12, Z15
+	VMOVUPS      Z15, Z16
+	VFMADD132PS  Z2, Z1, Z16
+	VSUBPS       Z1, Z16, Z16
+	VMOVUPS      Z15, Z15
+	VFNMADD231PS Z3, Z16, Z15
+	VFNMADD231PS Z4, Z16, Z15
+	VMOVUPS      Z9, Z17
+	VFMADD213PS  Z8, Z15, Z17
+	VFMADD213PS  Z7, Z15, Z17
+	VFMADD213PS  Z6, Z15, Z17
+	VFMADD213PS  Z5, Z15, Z17
+	VFMADD213PS  Z10, Z15, Z17
+	VFMADD213PS  Z10, Z15, Z17
+	VCMPPS       $0x05, Z11, Z14, K1
+	VSCALEFPS.Z  Z16, Z17, K1, Z17
+	VADDPS       Z10, Z17, Z15
+	VDIVPS       Z15, Z10, Z14
+	VDIVPS       Z15, Z13, Z13
+	VMULPS       Z14, Z17, Z15
+	VMINPS       Z10, Z15, Z15
+	VMULPS       Z13, Z15, Z15
+	VADDPS       Z15, Z14, Z14
+	VMOVUPS      (DI)(R9*4), Z15
+	VMOVUPS      (R8)(R9*4), Z16
+	VMULPS       Z16, Z13, Z17
+	VMULPS       Z15, Z13, Z13
+	VMULPS       Z15, Z16, Z16
+	VMULPS       Z14, Z16, Z16
+	VMOVUPS      Z13, (CX)(R9*4)
+	VMOVUPS      Z16, (DX)(R9*4)
+	VMOVUPS      Z17, (BX)(R9*4)
+	ADDQ         $0x10, R9
+	JNZ          loop
+
+rest:
+	TESTQ        AX, AX
+	JZ           done
+	MOVQ         $-1, R10
+	SHLXQ        AX, R10, R10
+	NOTQ         R10
+	KMOVW        R10, K1
+	VMOVUPS.Z    (SI)(R9*4), K1, Z13
+	VPXORD       Z0, Z13, Z0
+	VMINPS       Z0, Z12, Z12
+	VMOVUPS      Z12, Z14
+	VFMADD132PS  Z2, Z1, Z14
+	VSUBPS       Z1, Z14, Z1
+	VMOVUPS      Z12, Z2
+	VFNMADD231PS Z3, Z1, Z2
+	VFNMADD231PS Z4, Z1, Z2
+	VMOVUPS      Z9, Z3
+	VFMADD213PS  Z8, Z2, Z3
+	VFMADD213PS  Z7, Z2, Z3
+	VFMADD213PS  Z6, Z2, Z3
+	VFMADD213PS  Z5, Z2, Z3
+	VFMADD213PS  Z10, Z2, Z3
+	VFMADD213PS  Z10, Z2, Z3
+	VCMPPS       $0x05, Z11, Z0, K2
+	VSCALEFPS.Z  Z1, Z3, K2, Z3
+	VADDPS       Z10, Z3, Z1
+	VDIVPS       Z1, Z10, Z0
+	VDIVPS       Z1, Z13, Z2
+	VMULPS       Z0, Z3, Z1
+	VMINPS       Z10, Z1, Z1
+	VMULPS       Z2, Z1, Z1
+	VADDPS       Z1, Z0, Z0
+	VMOVUPS.Z    (DI)(R9*4), K1, Z1
+	VMOVUPS.Z    (R8)(R9*4), K1, Z3
+	VMULPS       Z3, Z2, Z4
+	VMULPS       Z1, Z2, Z2
+	VMULPS       Z1, Z3, Z3
+	VMULPS       Z0, Z3, Z3
+	VMOVUPS      Z2, K1, (CX)(R9*4)
+	VMOVUPS      Z3, K1, (DX)(R9*4)
+	VMOVUPS      Z4, K1, (BX)(R9*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func geluTanhGradAVX512(a *float32, dgate *float32, dup *float32, gate *float32, up *float32, da *float32, n int)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·geluTanhGradAVX512(SB), NOSPLIT, $0-56
+	VBROADCASTSS constsAVX512<>+64(SB), Z0
+	VBROADCASTSS constsAVX512<>+68(SB), Z1
+	VBROADCASTSS constsAVX512<>+72(SB), Z2
+	VBROADCASTSS constsAVX512<>+76(SB), Z3
+	VBROADCASTSS constsAVX512<>+0(SB), Z4
+	VBROADCASTSS constsAVX512<>+4(SB), Z5
+	VBROADCASTSS constsAVX512<>+8(SB), Z6
+	VBROADCASTSS constsAVX512<>+12(SB), Z7
+	VBROADCASTSS constsAVX512<>+16(SB), Z8
+	VBROADCASTSS constsAVX512<>+20(SB), Z9
+	VBROADCASTSS constsAVX512<>+24(SB), Z10
+	VBROADCASTSS constsAVX512<>+28(SB), Z11
+	VBROADCASTSS constsAVX512<>+32(SB), Z12
+	VBROADCASTSS constsAVX512<>+36(SB), Z13
+	VBROADCASTSS constsAVX512<>+40(SB), Z14
+	VBROADCASTSS constsAVX512<>+48(SB), Z15
+	MOVQ         n+48(FP), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         dgate+8(FP), DX
+	MOVQ         dup+16(FP), BX
+	MOVQ         gate+24(FP), SI
+	MOVQ         up+32(FP), DI
+	MOVQ         da+40(FP), R8
+	MOVQ         AX, R9
+	ANDQ         $-16, R9
+	LEAQ         (CX)(R9*4), CX
+	LEAQ         (DX)(R9*4), DX
+	LEAQ         (BX)(R9*4), BX
+	LEAQ         (SI)(R9*4), SI
+	LEAQ         (DI)(R9*4), DI
+	LEAQ         (R8)(R9*4), R8
+	ANDQ         $+15, AX
+	NEGQ         R9
+	JZ           rest
+
+loop:
+	VMOVUPS      (SI)(R9*4), Z16
+	VMULPS       Z16, Z16, Z18
+	VMINPS       Z3, Z18, Z18
+	VMOVUPS      Z1, Z17
+	VFMADD213PS  Z0, Z18, Z17
+	VMULPS       Z16, Z17, Z17
+	VMINPS       Z17, Z15, Z19
+	VMOVUPS      Z19, Z20
+	VFMADD132PS  Z5, Z4, Z20
+	VSUBPS       Z4, Z20, Z20
+	VMOVUPS      Z19, Z19
+	VFNMADD231PS Z6, Z20, Z19
+	VFNMADD231PS Z7, Z20, Z19
+	VMOVUPS      Z12, Z21
+	VFMADD213PS  Z11, Z19, Z21
+	VFMADD213PS  Z10, Z19, Z21
+	VFMADD213PS  Z9, Z19, Z21
+	VFMADD213PS  Z8, Z19, Z21
+	VFMADD213PS  Z13, Z19, Z21
+	VFMADD213PS  Z13, Z19, Z21
+	VCMPPS       $0x05, Z14, Z17, K1
+	VSCALEFPS.Z  Z20, Z21, K1, Z21
+	VADDPS       Z13, Z21, Z19
+	VDIVPS       Z19, Z13, Z17
+	VDIVPS       Z19, Z16, Z16
+	VMULPS       Z17, Z21, Z19
+	VMINPS       Z13, Z19, Z19
+	VMULPS       Z16, Z19, Z19
+	VMOVUPS      Z2, Z20
+	VFMADD213PS  Z0, Z18, Z20
+	VFNMADD231PS Z20, Z19, Z17
+	VMOVUPS      (DI)(R9*4), Z18
+	VMOVUPS      (R8)(R9*4), Z19
+	VMULPS       Z19, Z16, Z20
+	VMULPS       Z18, Z16, Z16
+	VMULPS       Z18, Z19, Z19
+	VMULPS       Z17, Z19, Z19
+	VMOVUPS      Z16, (CX)(R9*4)
+	VMOVUPS      Z19, (DX)(R9*4)
+	VMOVUPS      Z20, (BX)(R9*4)
+	ADDQ         $0x10, R9
+	JNZ          loop
+
+rest:
+	TESTQ        AX, AX
+	JZ           done
+	MOVQ         $-1, R10
+	SHLXQ        AX, R10, R10
+	NOTQ         R10
+	KMOVW        R10, K1
+	VMOVUPS.Z    (SI)(R9*4), K1, Z16
+	VMULPS       Z16, Z16, Z17
+	VMINPS       Z3, Z17, Z17
+	VMOVUPS      Z1, Z1
+	VFMADD213PS  Z0, Z17, Z1
+	VMULPS       Z16, Z1, Z1
+	VMINPS       Z1, Z15, Z3
+	VMOVUPS      Z3, Z15
+	VFMADD132PS  Z5, Z4, Z15
+	VSUBPS       Z4, Z15, Z4
+	VMOVUPS      Z3, Z3
+	VFNMADD231PS Z6, Z4, Z3
+	VFNMADD231PS Z7, Z4, Z3
+	VMOVUPS      Z12, Z5
+	VFMADD213PS  Z11, Z3, Z5
+	VFMADD213PS  Z10, Z3, Z5
+	VFMADD213PS  Z9, Z3, Z5
+	VFMADD213PS  Z8, Z3, Z5
+	VFMADD213PS  Z13, Z3, Z5
+	VFMADD213PS  Z13, Z3, Z5
+	VCMPPS       $0x05, Z14, Z1, K2
+	VSCALEFPS.Z  Z4, Z5, K2, Z5
+	VADDPS       Z13, Z5, Z3
+	VDIVPS       Z3, Z13, Z1
+	VDIVPS       Z3, Z16, Z4
+	VMULPS       Z1, Z5, Z3
+	VMINPS       Z13, Z3, Z3
+	VMULPS       Z4, Z3, Z3
+	VMOVUPS      Z2, Z2
+	VFMADD213PS  Z0, Z17, Z2
+	VFNMADD231PS Z2, Z3, Z1
+	VMOVUPS.Z    (DI)(R9*4), K1, Z0
+	VMOVUPS.Z    (R8)(R9*4), K1, Z2
+	VMULPS       Z2, Z4, Z3
+	VMULPS       Z0, Z4, Z4
+	VMULPS       Z0, Z2, Z2
+	VMULPS       Z1, Z2, Z2
+	VMOVUPS      Z4, K1, (CX)(R9*4)
+	VMOVUPS      Z2, K1, (DX)(R9*4)
+	VMOVUPS      Z3, K1, (BX)(R9*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func softmaxGradLanesAVX512(s *float32, dp *float32, n int, scale float32, key0 int32, lo *int32, hi *int32, mx *float32, inv *float32, d *float32)
+// Requires: AVX, AVX512F
+TEXT ·softmaxGradLanesAVX512(SB), NOSPLIT, $0-72
+	VBROADCASTSS constsAVX512<>+80(SB), Z0
+	VBROADCASTSS constsAVX512<>+0(SB), Z1
+	VBROADCASTSS constsAVX512<>+4(SB), Z2
+	VBROADCASTSS constsAVX512<>+8(SB), Z3
+	VBROADCASTSS constsAVX512<>+12(SB), Z4
+	VBROADCASTSS constsAVX512<>+16(SB), Z5
+	VBROADCASTSS constsAVX512<>+20(SB), Z6
+	VBROADCASTSS constsAVX512<>+24(SB), Z7
+	VBROADCASTSS constsAVX512<>+28(SB), Z8
+	VBROADCASTSS constsAVX512<>+32(SB), Z9
+	VBROADCASTSS constsAVX512<>+36(SB), Z10
+	VBROADCASTSS constsAVX512<>+40(SB), Z11
+	VBROADCASTSS constsAVX512<>+48(SB), Z12
+	VBROADCASTSS scale+24(FP), Z13
+	XORQ         AX, AX
+
+lanes:
+	MOVQ         s+0(FP), CX
+	MOVQ         dp+8(FP), DX
+	MOVQ         n+16(FP), BX
+	MOVQ         lo+32(FP), SI
+	MOVQ         hi+40(FP), DI
+	ADDQ         AX, CX
+	ADDQ         AX, DX
+	VMOVUPS      (SI)(AX*1), Z14
+	VMOVUPS      (DI)(AX*1), Z15
+	VBROADCASTSS key0+28(FP), Z16
+	MOVQ         mx+48(FP), SI
+	MOVQ         inv+56(FP), DI
+	MOVQ         d+64(FP), R8
+	VMOVUPS      (SI)(AX*1), Z17
+	VMOVUPS      (DI)(AX*1), Z18
+	VMOVUPS      (R8)(AX*1), Z19
+
+loop:
+	VPCMPD       $0x05, Z14, Z16, K1
+	VPCMPD       $0x01, Z15, Z16, K1, K1
+	VMULPS       (CX), Z13, Z20
+	VSUBPS       Z17, Z20, Z20
+	VMINPS       Z20, Z12, Z21
+	VMOVUPS      Z21, Z22
+	VFMADD132PS  Z2, Z1, Z22
+	VSUBPS       Z1, Z22, Z22
+	VMOVUPS      Z21, Z21
+	VFNMADD231PS Z3, Z22, Z21
+	VFNMADD231PS Z4, Z22, Z21
+	VMOVUPS      Z9, Z23
+	VFMADD213PS  Z8, Z21, Z23
+	VFMADD213PS  Z7, Z21, Z23
+	VFMADD213PS  Z6, Z21, Z23
+	VFMADD213PS  Z5, Z21, Z23
+	VFMADD213PS  Z10, Z21, Z23
+	VFMADD213PS  Z10, Z21, Z23
+	VCMPPS       $0x05, Z11, Z20, K2
+	VSCALEFPS.Z  Z22, Z23, K2, Z23
+	VMOVUPS      (DX), Z20
+	VSUBPS       Z19, Z20, Z20
+	VMULPS.Z     Z18, Z23, K1, Z23
+	VMULPS       Z23, Z13, Z21
+	VMULPS.Z     Z21, Z20, K1, Z20
+	VMOVUPS      Z23, (CX)
+	VMOVUPS      Z20, (DX)
+	VPADDD       Z0, Z16, Z16
+	ADDQ         $0x00000080, CX
+	ADDQ         $0x00000080, DX
+	DECQ         BX
+	JNZ          loop
+	ADDQ         $0x00000040, AX
+	CMPQ         AX, $0x00000080
+	JLT          lanes
+	VZEROUPPER
+	RET
+
+// func softmaxGradRowsAVX512(s *float32, dp *float32, n int, scale float32, query0 int32, lo *int32, hi *int32, mx *float32, inv *float32, stride int, d *float32, dstride int)
+// Requires: AVX, AVX512F
+TEXT ·softmaxGradRowsAVX512(SB), NOSPLIT, $0-88
+	VBROADCASTSS constsAVX512<>+80(SB), Z0
+	VBROADCASTSS constsAVX512<>+0(SB), Z1
+	VBROADCASTSS constsAVX512<>+4(SB), Z2
+	VBROADCASTSS constsAVX512<>+8(SB), Z3
+	VBROADCASTSS constsAVX512<>+12(SB), Z4
+	VBROADCASTSS constsAVX512<>+16(SB), Z5
+	VBROADCASTSS constsAVX512<>+20(SB), Z6
+	VBROADCASTSS constsAVX512<>+24(SB), Z7
+	VBROADCASTSS constsAVX512<>+28(SB), Z8
+	VBROADCASTSS constsAVX512<>+32(SB), Z9
+	VBROADCASTSS constsAVX512<>+36(SB), Z10
+	VBROADCASTSS constsAVX512<>+40(SB), Z11
+	VBROADCASTSS constsAVX512<>+48(SB), Z12
+	VBROADCASTSS scale+24(FP), Z13
+	MOVQ         stride+64(FP), AX
+	MOVQ         dstride+80(FP), CX
+	XORQ         DX, DX
+
+lanes:
+	MOVQ         s+0(FP), BX
+	MOVQ         dp+8(FP), SI
+	MOVQ         n+16(FP), DI
+	MOVQ         lo+32(FP), R8
+	MOVQ         hi+40(FP), R9
+	ADDQ         DX, BX
+	ADDQ         DX, SI
+	VMOVUPS      (R8)(DX*1), Z14
+	VMOVUPS      (R9)(DX*1), Z15
+	VBROADCASTSS query0+28(FP), Z16
+	MOVQ         mx+48(FP), R8
+	MOVQ         inv+56(FP), R9
+	MOVQ         d+72(FP), R10
+
+loop:
+	VBROADCASTSS (R8), Z17
+	VBROADCASTSS (R9), Z18
+	VBROADCASTSS (R10), Z19
+	VPCMPD       $0x05, Z14, Z16, K1
+	VPCMPD       $0x01, Z15, Z16, K1, K1
+	VMULPS       (BX), Z13, Z20
+	VSUBPS       Z17, Z20, Z20
+	VMINPS       Z20, Z12, Z17
+	VMOVUPS      Z17, Z21
+	VFMADD132PS  Z2, Z1, Z21
+	VSUBPS       Z1, Z21, Z21
+	VMOVUPS      Z17, Z17
+	VFNMADD231PS Z3, Z21, Z17
+	VFNMADD231PS Z4, Z21, Z17
+	VMOVUPS      Z9, Z22
+	VFMADD213PS  Z8, Z17, Z22
+	VFMADD213PS  Z7, Z17, Z22
+	VFMADD213PS  Z6, Z17, Z22
+	VFMADD213PS  Z5, Z17, Z22
+	VFMADD213PS  Z10, Z17, Z22
+	VFMADD213PS  Z10, Z17, Z22
+	VCMPPS       $0x05, Z11, Z20, K2
+	VSCALEFPS.Z  Z21, Z22, K2, Z22
+	VMOVUPS      (SI), Z17
+	VSUBPS       Z19, Z17, Z17
+	VMULPS.Z     Z18, Z22, K1, Z22
+	VMULPS       Z22, Z13, Z18
+	VMULPS.Z     Z18, Z17, K1, Z17
+	VMOVUPS      Z22, (BX)
+	VMOVUPS      Z17, (SI)
+	VPADDD       Z0, Z16, Z16
+	ADDQ         $0x00000080, BX
+	ADDQ         $0x00000080, SI
+	LEAQ         (R8)(AX*4), R8
+	LEAQ         (R9)(AX*4), R9
+	LEAQ         (R10)(CX*4), R10
+	DECQ         DI
+	JNZ          loop
+	ADDQ         $0x00000040, DX
+	CMPQ         DX, $0x00000080
+	JLT          lanes
 	VZEROUPPER
 	RET
 

@@ -94,6 +94,15 @@ func BenchmarkPrims(b *testing.B) {
 	each(b, "add", n, func(p *prims) { p.add(dst, x) })
 	each(b, "max", n, func(p *prims) { p.max(x) })
 	each(b, "expSum", n, func(p *prims) { p.expSum(x, 1) })
+	z, dst2, dst3 := drawn(n, 7), make([]float32, n), make([]float32, n)
+	each(b, "dot", n, func(p *prims) { p.dot(x, y) })
+	each(b, "scale", n, func(p *prims) { p.scale(dst, 0.5) })
+	each(b, "mulAdd", n, func(p *prims) { p.mulAdd(dst, x, y, 0.5) })
+	each(b, "expScale", n, func(p *prims) { copy(dst, x); p.expScale(dst, 1, 0.5) })
+	each(b, "normDot", n, func(p *prims) { p.normDot(x, y, w, 1) })
+	each(b, "normGrad", n, func(p *prims) { p.normGrad(dst, x, y, w, 0.5, 1, 0.5) })
+	each(b, "siluGrad", n, func(p *prims) { p.siluGrad(dst, dst2, dst3, x, y, z) })
+	each(b, "geluTanhGrad", n, func(p *prims) { p.geluTanhGrad(dst, dst2, dst3, x, y, z) })
 
 	const keys, head = 64, 128
 	var lo, hi, part [Width]int32
@@ -106,6 +115,17 @@ func BenchmarkPrims(b *testing.B) {
 	each(b, "softmaxBlock", keys*Width, func(p *prims) {
 		copy(scores, weights)
 		p.softmaxBlock(scores, keys, 1, 0, &lo, &hi, &mx, &sum, &corr)
+	})
+	dp := make([]float32, keys*Width)
+	each(b, "softmaxGradLanes", keys*Width, func(p *prims) {
+		copy(scores, weights)
+		copy(dp, weights)
+		p.softmaxGradLanes(scores, dp, keys, 1, 0, &lo, &part, &mx, &corr, &mx)
+	})
+	each(b, "softmaxGradRows", keys*Width, func(p *prims) {
+		copy(scores, weights)
+		copy(dp, weights)
+		p.softmaxGradRows(scores, dp, keys, 1, 0, &lo, &part, x, y, 9, w, 9)
 	})
 	each(b, "scaleLanes", head*Width, func(p *prims) { p.scaleLanes(o, head, &corr) })
 	each(b, "accumMasked/all", keys*Width*head, func(p *prims) { p.accumMasked(o, head, v, head, weights, keys, 0, &lo, &hi) })

@@ -122,6 +122,30 @@ var trials = []struct {
 		p.scatterLanes(back, &off, Width-3, o, &sum, hd)
 		return append(append(append(append(append(out, s...), mx[:]...), sum[:]...), o...), back...)
 	}},
+	{"gradients", 1e-5, func(p *prims) []float32 {
+		const n = 43
+		x, y, w, z, dst := drawn(n, 11), drawn(n, 12), drawn(n, 13), drawn(n, 14), make([]float32, 7*n)
+		part := func(i int) []float32 { return dst[i*n : (i+1)*n] }
+		p.siluGrad(part(0), part(1), part(2), x, y, w)
+		p.geluTanhGrad(part(3), part(4), part(5), x, y, w)
+		p.normGrad(part(6), x, y, w, 0.75, 1, 0.5)
+		p.mulAdd(x, y, w, 0.75)
+		p.expScale(y, 1, 0.5)
+		p.scale(z, 0.75)
+		return append(append(append(append(dst, x...), y...), z...), p.dot(x, w), p.normDot(x, z, w, 1))
+	}},
+	{"gradients of attention", 1e-5, func(p *prims) []float32 {
+		const n, first = 7, 5
+		var lo, hi [Width]int32
+		for l := range Width {
+			lo[l], hi[l] = int32(l%3+first), int32(first+l%(n+2))
+		}
+		mx, inv, d := (*[Width]float32)(drawn(Width, 15)), (*[Width]float32)(drawn(Width, 16)), (*[Width]float32)(drawn(Width, 17))
+		s, dp := drawn(2*n*Width, 18), drawn(2*n*Width, 19)
+		p.softmaxGradLanes(s[:n*Width], dp[:n*Width], n, 1.5, first, &lo, &hi, mx, inv, d)
+		p.softmaxGradRows(s[n*Width:], dp[n*Width:], n, 1.5, first, &lo, &hi, mx[:], inv[:], 3, d[:], 2)
+		return append(s, dp...)
+	}},
 	{"packing", 0, func(p *prims) []float32 {
 		const rows, k = 29, 11
 		src, dst := drawn(rows*k, 10), make([]float32, k*Width, 2*k*Width)

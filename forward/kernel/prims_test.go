@@ -262,13 +262,18 @@ func TestWidenF16AgreesWithItsDefinition(t *testing.T) {
 // elementwiseOps are the functions whose result at i depends on the inputs at i, in one form: dst starts as x.
 var elementwiseOps = []struct {
 	name     string
+	inout    bool    // dst counts, so x may be dst but y may not
 	rel, abs float64 // error against generic; abs in units of |x*y|
-	run      func(p *prims, dst, x, y []float32)
+	run      func(p *prims, dst, x, y, z []float32)
 }{
-	{"add", 0, 0, func(p *prims, dst, _, y []float32) { p.add(dst, y) }},
-	{"scaleNorm", 0, 0, func(p *prims, dst, x, y []float32) { p.scaleNorm(dst, x, y, 0.37, 1) }},
-	{"silu", 4e-7, 0, func(p *prims, dst, x, y []float32) { p.silu(dst, x, y) }},
-	{"geluTanh", 5e-7, 1e-7, func(p *prims, dst, x, y []float32) { p.geluTanh(dst, x, y) }},
+	{"add", true, 0, 0, func(p *prims, dst, _, y, _ []float32) { p.add(dst, y) }},
+	{"scaleNorm", false, 0, 0, func(p *prims, dst, x, y, _ []float32) { p.scaleNorm(dst, x, y, 0.37, 1) }},
+	{"silu", false, 4e-7, 0, func(p *prims, dst, x, y, _ []float32) { p.silu(dst, x, y) }},
+	{"geluTanh", false, 5e-7, 1e-7, func(p *prims, dst, x, y, _ []float32) { p.geluTanh(dst, x, y) }},
+	{"scale", true, 0, 0, func(p *prims, dst, _, _, _ []float32) { p.scale(dst, 0.37) }},
+	{"mulAdd", true, 0, 0, func(p *prims, dst, _, y, z []float32) { p.mulAdd(dst, y, z, 0.37) }},
+	{"expScale", true, 4e-7, 0, func(p *prims, dst, _, _, _ []float32) { p.expScale(dst, 0.37, -1.9) }},
+	{"normGrad", false, 0, 0, func(p *prims, dst, x, y, z []float32) { p.normGrad(dst, x, y, z, 0.37, 1, 0.59) }},
 }
 
 func TestElementwiseTreatsEachElementAlone(t *testing.T) {
@@ -279,29 +284,33 @@ func TestElementwiseTreatsEachElementAlone(t *testing.T) {
 				for _, end := range []bool{false, true} {
 					what := fmt.Sprintf("%s of %d", op.name, n)
 					f := &fence{tb: t}
-					x, y := fenced(f, values(r, n, 3, true), end), fenced(f, values(r, n, 3, true), end)
+					x, y, z := fenced(f, values(r, n, 3, true), end), fenced(f, values(r, n, 3, true), end), fenced(f, values(r, n, 3, true), end)
 					dst := fenced(f, x, end)
-					op.run(p, dst, x, y)
+					op.run(p, dst, x, y, z)
 					want := slices.Clone(x)
-					op.run(&generic, want, x, y)
+					op.run(&generic, want, x, y, z)
 					if op.rel == 0 {
 						wantBits(t, what, dst, want)
 					}
 					for i := range dst {
 						one := []float32{x[i]}
-						op.run(p, one, x[i:i+1], y[i:i+1])
+						op.run(p, one, x[i:i+1], y[i:i+1], z[i:i+1])
 						wantBits(t, what+": alone", one, dst[i:i+1])
 						if op.name == "geluTanh" && math.IsInf(float64(y[i]), 0) {
 							continue // times a gate that is tiny here and 0 there
 						}
-						wantNear(t, what, dst[i:i+1], want[i:i+1], op.rel, 1e-37+op.abs*math.Abs(float64(x[i])*float64(y[i])))
+						abs := 1e-37
+						if op.abs > 0 {
+							abs += op.abs * math.Abs(float64(x[i])*float64(y[i]))
+						}
+						wantNear(t, what, dst[i:i+1], want[i:i+1], op.rel, abs)
 					}
 					// In place.
 					inX, inY := slices.Clone(x), slices.Clone(y)
-					op.run(p, inX, inX, y)
+					op.run(p, inX, inX, y, z)
 					wantBits(t, what+": dst is x", inX, dst)
-					if op.name != "add" {
-						op.run(p, inY, x, inY)
+					if !op.inout {
+						op.run(p, inY, x, inY, z)
 						wantBits(t, what+": dst is y", inY, dst)
 					}
 					f.close()
@@ -309,11 +318,11 @@ func TestElementwiseTreatsEachElementAlone(t *testing.T) {
 			}
 		}
 	})
-	x, y := values(r, 4099, 4, true), values(r, 4099, 4, true)
+	x, y, z := values(r, 4099, 4, true), values(r, 4099, 4, true), values(r, 4099, 4, true)
 	for _, op := range elementwiseOps {
 		agree(t, op.name, func(p *prims) []float32 {
 			dst := slices.Clone(x)
-			op.run(p, dst, x, y)
+			op.run(p, dst, x, y, z)
 			return dst
 		})
 	}
@@ -382,6 +391,9 @@ func TestReductionsEqualGeneric(t *testing.T) {
 					f := &fence{tb: t}
 					x := fenced(f, values(r, n, 2, odd), end)
 					wantBits(t, "sumSquares of "+what, []float32{p.sumSquares(x)}, []float32{sumSquaresGeneric(x)})
+					y, w := fenced(f, values(r, n, 2, odd), end), fenced(f, values(r, n, 2, odd), end)
+					wantBits(t, "dot of "+what, []float32{p.dot(x, y)}, []float32{dotGeneric(x, y)})
+					wantBits(t, "normDot of "+what, []float32{p.normDot(x, y, w, 1)}, []float32{normDotGeneric(x, y, w, 1)})
 					if n > 0 {
 						if got, want := p.max(x), maxGeneric(x); got != want && !(got != got && want != want) {
 							t.Fatalf("max of %s: %v instead of %v", what, got, want)
@@ -403,10 +415,10 @@ func TestReductionsEqualGeneric(t *testing.T) {
 		}
 	})
 	for _, n := range sizes() {
-		x := values(r, n, 2, n%2 == 0)
+		x, y, w := values(r, n, 2, n%2 == 0), values(r, n, 2, n%2 == 0), values(r, n, 2, n%2 == 0)
 		agree(t, fmt.Sprintf("reductions of %d", n), func(p *prims) []float32 {
 			e := math.Float64bits(p.expSum(x, 0.5))
-			out := []float32{p.sumSquares(x), math.Float32frombits(uint32(e>>32) & 0x7fffffff), math.Float32frombits(uint32(e) & 0xff)}
+			out := []float32{p.sumSquares(x), p.dot(x, y), p.normDot(x, y, w, 1), math.Float32frombits(uint32(e>>32) & 0x7fffffff), math.Float32frombits(uint32(e) & 0xff)}
 			if n > 0 {
 				out = append(out, p.max(x))
 			}

@@ -157,6 +157,8 @@ func constants(v isa) {
 		{"sign", 0x80000000},
 		{"gelu1", f(-1.5957691216057308)},   // -2 sqrt(2/pi)
 		{"gelu3", f(-0.071354816272600249)}, // that times 0.044715
+		{"slope3", f(-0.21406444881780074)}, // 3 times that, for the derivative
+		{"far", f(1e4)},                     // the square of a gate from which on gelu(x) is x or 0
 		{"int1", 1},
 	}
 	copies := 1

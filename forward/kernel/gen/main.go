@@ -27,6 +27,7 @@ func main() {
 	softmax(v)
 	elementwise(v)
 	reductions(v)
+	grads(v)
 	widen(v)
 	rowsToLanes(v, "gather", 4, false)
 	rowsToLanes(v, "pack32", 4, true)
