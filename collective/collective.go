@@ -57,6 +57,8 @@ package collective
 import (
 	"context"
 	"fmt"
+
+	"github.com/trainerrank/engine/internal/failpoint"
 )
 
 // World is the set of ranks that run together, seen by one of them.
@@ -159,6 +161,9 @@ func alone(ctx context.Context, c Call) error {
 		return &AbortError{Rank: 0, Err: err}
 	}
 	if err := c.check(1); err != nil {
+		return &AbortError{Rank: 0, Err: err}
+	}
+	if err := failpoint.Hit(failpoint.Meet); err != nil {
 		return &AbortError{Rank: 0, Err: err}
 	}
 	return nil

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/trainerrank/engine/internal/failpoint"
 )
 
 // The work of an operation is cut into tasks of this many bytes per rank, which the ranks share. In a reduction, rank 0's
@@ -175,6 +177,9 @@ func (m *member) meet(ctx context.Context, c Call, b bring) ([][]byte, error) {
 		return nil, g.abort(m.rank, err)
 	}
 	if err := c.check(len(g.ranks)); err != nil {
+		return nil, g.abort(m.rank, err)
+	}
+	if err := failpoint.Hit(failpoint.Meet); err != nil {
 		return nil, g.abort(m.rank, err)
 	}
 

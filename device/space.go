@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"sync"
+
+	"github.com/trainerrank/engine/internal/failpoint"
 )
 
 // Mapper is where a [Space] gets its memory from: the operating system, or a driver. Its methods may be called from
@@ -108,7 +110,10 @@ func (s *Space) Allocate(p Purpose, bytes int64) (*Block, error) {
 	}
 	var mem Mem
 	if sizes[p] > 0 {
-		if mem, err = s.mapper.Map(sizes[p]); err != nil {
+		if err = failpoint.Hit(failpoint.Allocate); err == nil {
+			mem, err = s.mapper.Map(sizes[p])
+		}
+		if err != nil {
 			return nil, s.unclaim("allocate", sizes, err)
 		}
 	}
@@ -130,10 +135,14 @@ func (s *Space) Reserve(asked Sizes) (*Reservation, error) {
 		if n == 0 {
 			continue
 		}
-		m, err := s.mapper.Map(n)
+		var m Mem
+		err := failpoint.Hit(failpoint.Reserve)
+		if err == nil {
+			m, err = s.mapper.Map(n)
+		}
 		if err == nil {
 			r.slabs[p] = m
-			err = s.mapper.Populate(m)
+			err = s.populate(m)
 		}
 		if err != nil {
 			for _, m := range r.slabs {
@@ -176,16 +185,27 @@ func (s *Space) ReserveTurns(turns []Sizes) (*Reservation, error) {
 		r.id = s.commit(&holding{held: sizes, reservation: true})
 		return r, nil
 	}
-	if r.shared, err = s.mapper.Map(largest); err != nil {
+	if err = failpoint.Hit(failpoint.Reserve); err == nil {
+		r.shared, err = s.mapper.Map(largest)
+	}
+	if err != nil {
 		return nil, s.unclaim("reserve", sizes, err)
 	}
-	if err = s.mapper.Populate(r.shared); err != nil {
+	if err = s.populate(r.shared); err != nil {
 		s.mapper.Unmap(r.shared)
 		return nil, s.unclaim("reserve", sizes, err)
 	}
 	r.begin(0)
 	r.id = s.commit(&holding{held: sizes, reservation: true})
 	return r, nil
+}
+
+// populate makes m resident.
+func (s *Space) populate(m Mem) error {
+	if err := failpoint.Hit(failpoint.Populate); err != nil {
+		return err
+	}
+	return s.mapper.Populate(m)
 }
 
 // claim takes the page-rounded sizes from the capacity, or says why not.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/internal/failpoint"
 )
 
 // maxPlans is how often a call is planned, when what it was planned for is gone by the time that it is reserved.
@@ -79,6 +80,9 @@ func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, res *devic
 	before, total := 0, a.PackedTokens
 	for ; done < count; done++ {
 		chunk := &a.Chunks[done]
+		if err := failpoint.Hit(failpoint.Subforward); err != nil {
+			return fmt.Errorf("forward: %w", err)
+		}
 		if done > 0 {
 			if err := ctx.Err(); err != nil {
 				return fmt.Errorf("forward: %w", err)

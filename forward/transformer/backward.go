@@ -4,6 +4,7 @@ import (
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/forward/kernel"
+	"github.com/trainerrank/engine/internal/failpoint"
 )
 
 // backpass is a backward under way. Each layer is done in two halves, the feed-forward and then the mixer: first a loop over blocks of rows takes the gradient of the
@@ -130,8 +131,9 @@ func (bp *backpass) layer(i int) error {
 	}
 	ad := bp.pack(i)
 	bp.feedForward(i, &sv, &ad)
+	bp.hit(failpoint.Backward)
 	bp.mixer(i, &sv, &ad)
-	return bp.ctx.Err()
+	return bp.err()
 }
 
 // feedForward takes the gradient from behind layer i to between its mixer and its feed-forward.

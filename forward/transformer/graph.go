@@ -172,7 +172,7 @@ func (g *graph) backward(ctx context.Context, arena device.Arena, be kernel.Back
 		}
 	}
 	bp.embedding()
-	if err := ctx.Err(); err != nil {
+	if err := p.err(); err != nil {
 		return device.Mem{}, fmt.Errorf("backward: %w", err)
 	}
 	return bp.vector, nil

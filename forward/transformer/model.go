@@ -11,6 +11,7 @@ import (
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/forward/kernel"
+	"github.com/trainerrank/engine/internal/failpoint"
 	"github.com/trainerrank/engine/loader"
 )
 
@@ -263,6 +264,9 @@ func threadsOf(v string) (threads int, ok bool) {
 }
 
 func (m *Model) rehearse(b *forward.Batch, threads int) (forward.Footprint, error) {
+	if err := failpoint.Hit(failpoint.Rehearse); err != nil {
+		return forward.Footprint{}, fmt.Errorf("rehearse: %w", err)
+	}
 	c, be := device.NewCounter(), kernel.Rehearsal(threads)
 	pass, err := m.run(context.Background(), b, c, be)
 	if err != nil {

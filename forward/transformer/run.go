@@ -11,6 +11,7 @@ import (
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/forward/kernel"
+	"github.com/trainerrank/engine/internal/failpoint"
 )
 
 // blockRows is the most packed rows that run through a layer together. No bit of a result depends on it.
@@ -34,6 +35,7 @@ type pass struct {
 	outs   []outputs
 	logZ   device.Mem // of each packed row, float64; empty if no backward needs it
 	blocks blocks
+	fault  failpoint.Fault
 	report sync.Mutex // held while progress is reported
 	steps  int        // done
 }
@@ -68,7 +70,7 @@ func (m *Model) run(ctx context.Context, b *forward.Batch, arena device.Arena, b
 	}
 	p.hidden()
 	p.score()
-	if err := ctx.Err(); err != nil {
+	if err := p.err(); err != nil {
 		return nil, fmt.Errorf("head: %w", err)
 	}
 	res := p.tensors()
@@ -80,6 +82,21 @@ func (m *Model) run(ctx context.Context, b *forward.Batch, arena device.Arena, b
 
 func (m *Model) newPass(ctx context.Context, b *forward.Batch, arena device.Arena, be kernel.Backend) *pass {
 	return &pass{Model: m, ctx: ctx, b: b, be: be, arena: arena}
+}
+
+// err says why the pass is not to go on, or nil.
+func (p *pass) err() error {
+	if err := p.fault.Err(); err != nil {
+		return err
+	}
+	return p.ctx.Err()
+}
+
+// hit makes the pass fail if the fail-point does. In a rehearsal, which runs no loop, it does nothing.
+func (p *pass) hit(point failpoint.Point) {
+	if failpoint.Enabled {
+		p.be.Each(1, func(int, int) { p.fault.Hit(point) })
+	}
 }
 
 // layers embeds the tokens and runs all layers. The residual stream goes through the matrices of g, or if it has none stays in one.
@@ -159,7 +176,7 @@ func (p *pass) each(n int, largest func(l *lane), fn func(l *lane, i int)) {
 	defer p.arena.Pop(mark)
 	all := p.arena.Scratch(size * int64(p.be.Threads()))
 	p.be.Each(n, func(worker, i int) {
-		if p.ctx.Err() == nil {
+		if p.fault.Hit(failpoint.Block) && p.ctx.Err() == nil {
 			fn(&lane{p.be, device.NewStack(part(all, worker, size)), p.workspace(worker)}, i)
 		}
 	})
@@ -261,9 +278,10 @@ func (p *pass) layer(i int, out kernel.Mat, sv *saved) error {
 		run.v = p.mat(len(p.b.Tokens), a.KVHeads*a.HeadDim)
 	}
 	p.eachBlock(func(l *lane, from, to int) { p.keys(l, &run, from, to) })
+	p.hit(failpoint.Layer)
 	p.eachBlock(func(l *lane, from, to int) { p.block(l, &run, from, to) }, p.step)
 	p.x = out
-	return p.ctx.Err()
+	return p.err()
 }
 
 // layerRun is a layer under way.

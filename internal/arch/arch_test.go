@@ -19,6 +19,7 @@ const module = "github.com/trainerrank/engine"
 var floors = map[string]int{
 	"internal/strictjson": -1,
 	"internal/arch":       -1,
+	"internal/failpoint":  -1,
 	"device":              0,
 	"collective":          0,
 	"forward/kernel":      1,
