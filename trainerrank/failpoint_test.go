@@ -1,0 +1,254 @@
+//go:build failpoints
+
+package trainerrank_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"testing"
+
+	"github.com/trainerrank/engine/collective"
+	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/internal/failpoint"
+	"github.com/trainerrank/engine/internal/golden"
+	"github.com/trainerrank/engine/trainerrank"
+)
+
+// hits is how often each fail-point is hit by fn.
+func hits(fn func()) map[failpoint.Point]int {
+	armed := map[failpoint.Point]*failpoint.Armed{}
+	for _, p := range failpoint.Points() {
+		armed[p] = failpoint.Arm(p, math.MaxInt, failpoint.Fail)
+	}
+	fn()
+	failpoint.Disarm()
+	n := map[failpoint.Point]int{}
+	for p, a := range armed {
+		n[p] = a.Hits()
+	}
+	return n
+}
+
+// some are hits from 1 to n: all of few, the first, the last and some between of many.
+func some(n int) []int {
+	most := 24
+	if testing.Short() {
+		most = 6
+	}
+	var list []int
+	for i := range min(n, most) {
+		list = append(list, 1+i*(n-1)/max(1, min(n, most)-1))
+	}
+	return list
+}
+
+// caught runs fn and returns what it panics with.
+func caught(fn func()) (p any) {
+	defer func() { p = recover() }()
+	fn()
+	return nil
+}
+
+// Wherever a call fails, with an error, a panic or a cancellation: the error is of its type, nothing is left, and the next call gives the right bits.
+func TestEveryFailPoint(t *testing.T) {
+	m, in, _, least := splitCall(t)
+	defer failpoint.Disarm()
+	want, _ := score(t, wrap(t, m.Model), in)
+	seen := map[failpoint.Point]bool{failpoint.Allocate: true} // of weights: see package device
+	for name, usable := range map[string]int64{"whole": math.MaxInt64, "split": least} {
+		s := &spy{Model: m.Model}
+		rank := wrap(t, s, trainerrank.WithUsableBytes(usable))
+		var tel trainerrank.Telemetry
+		call := func(ctx context.Context) (err error) {
+			res, err := rank.DPRankForward(ctx, in, trainerrank.AgreeAcrossRanks())
+			if err != nil {
+				return err
+			}
+			defer res.Release()
+			tel = res.Telemetry
+			for i, o := range res.Outputs.Flat() {
+				if d := golden.Diff(want[i], golden.Copy(o)); d != "" {
+					t.Errorf("%s: output %d:\n%s", name, i, d)
+				}
+			}
+			return nil
+		}
+		count := hits(func() {
+			if err := call(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		})
+		split, predicted := tel.SubforwardCount > 1, tel.PredictedPeakBytes
+		before, free := stateOf(m.Host), m.Host.Free()
+		for point, n := range count {
+			seen[point] = seen[point] || n > 0
+			planning := point == failpoint.Rehearse || point == failpoint.Reserve || point == failpoint.Populate
+			for what, do := range map[string]func(cancel func()) func(*failpoint.Error) error{
+				"an error": func(func()) func(*failpoint.Error) error { return failpoint.Fail },
+				"a panic":  func(func()) func(*failpoint.Error) error { return failpoint.Panic },
+				"a cancellation": func(cancel func()) func(*failpoint.Error) error {
+					return func(*failpoint.Error) error { cancel(); return nil }
+				},
+			} {
+				if what == "a panic" && (point == failpoint.Reserve || point == failpoint.Populate) {
+					continue // the operating system does not panic
+				}
+				for _, hit := range some(n) {
+					at := fmt.Sprintf("%s, %s at hit %d of %d of %s", name, what, hit, n, point)
+					ctx, cancel := context.WithCancel(t.Context())
+					ran := s.forwards.Load()
+					armed := failpoint.Arm(point, hit, do(cancel))
+					var err error
+					panicked := caught(func() { err = call(ctx) })
+					failpoint.Disarm()
+					cancel()
+					s.running.Store(0)
+					unchanged(t, m.Host, before)
+					if !armed.Fired() || m.Host.Free() != free {
+						t.Fatalf("%s: fired %t, %d bytes are free, %d were", at, armed.Fired(), m.Host.Free(), free)
+					}
+					if started := s.forwards.Load() > ran; started && planning && what != "a cancellation" {
+						t.Errorf("%s: the call ran", at)
+					}
+					var failed *failpoint.Error
+					var memory *trainerrank.MemoryError
+					var partial *trainerrank.PartialExecutionError
+					var oom *device.OutOfMemoryError
+					var gone *collective.AbortError
+					switch {
+					case what == "a panic":
+						if failed, _ = panicked.(*failpoint.Error); failed == nil || failed.Point != point || failed.N != hit {
+							t.Errorf("%s: %v", at, panicked)
+						}
+					case panicked != nil:
+						t.Errorf("%s: it panics: %v", at, panicked)
+					case what == "a cancellation":
+						last := point == failpoint.Meet && hit == n // nothing is left to be cancelled
+						if errors.Is(err, context.Canceled) == last || (err == nil) != last || errors.As(err, &partial) {
+							t.Errorf("%s: %v", at, err)
+						}
+					case !errors.As(err, &failed) || failed.Point != point || failed.N != hit:
+						t.Errorf("%s: %v", at, err)
+					case point == failpoint.Reserve || point == failpoint.Populate:
+						if !errors.As(err, &memory) || !errors.As(err, &oom) || memory.PredictedPeakBytes != predicted || memory.Executing {
+							t.Errorf("%s: %v", at, err)
+						}
+					case point == failpoint.Meet:
+						if !errors.As(err, &gone) {
+							t.Errorf("%s: %v", at, err)
+						}
+					case point != failpoint.Rehearse:
+						if errors.As(err, &partial) != split || errors.As(err, &memory) || split && point == failpoint.Subforward && partial.Completed != hit-1 {
+							t.Errorf("%s: %v", at, err)
+						}
+					}
+					last, lastErr := rank.LastForwardTelemetry() // that of the call before, if this one was not even planned
+					if lastErr != nil || last.PredictedPeakBytes != predicted || err != nil && point != failpoint.Meet && point != failpoint.Rehearse && last.RetainedBytes != 0 {
+						t.Errorf("%s: the telemetry: %v, %+v", at, lastErr, last)
+					}
+					if err := call(t.Context()); err != nil {
+						t.Errorf("%s: the call after: %v", at, err)
+					}
+					unchanged(t, m.Host, before)
+					if t.Failed() {
+						t.FailNow()
+					}
+				}
+			}
+		}
+	}
+	for _, p := range failpoint.Points() {
+		if !seen[p] {
+			t.Errorf("%s is not hit by a call", p)
+		}
+	}
+}
+
+// A rank that fails in a collective, before the call has run or after, takes the others with it: an error or a panic on all, nothing left on any; new ranks work.
+func TestEveryFailPointInACollective(t *testing.T) {
+	const ranks = 3
+	folder := golden.FS(t, "qwen2-tiny")
+	in := forward.Many(golden.Inputs(golden.Requests(t, folder))[:6]...)
+	defer failpoint.Disarm()
+	models := make([]*golden.Loaded, ranks)
+	for i := range models {
+		models[i] = golden.Load(t, folder, golden.Options{})
+	}
+	want, _ := score(t, wrap(t, models[0].Model), in)
+	var mu sync.Mutex // of t
+	for name, opts := range map[string]func(w collective.World) (trainerrank.Option, []trainerrank.CallOption){
+		"ranks that agree": func(w collective.World) (trainerrank.Option, []trainerrank.CallOption) {
+			return trainerrank.WithWorld(w), []trainerrank.CallOption{trainerrank.AgreeAcrossRanks()}
+		},
+		"ranks that share their inputs": func(w collective.World) (trainerrank.Option, []trainerrank.CallOption) {
+			return trainerrank.WithSharedInputs(w), nil
+		},
+	} {
+		// errs are those of the calls, by rank.
+		run := func() (errs []error, err error) {
+			errs = make([]error, ranks)
+			return errs, collective.Run(ranks, func(w collective.World) error {
+				m := models[w.Rank()]
+				before := stateOf(m.Host)
+				defer func() {
+					mu.Lock()
+					defer mu.Unlock()
+					unchanged(t, m.Host, before)
+				}()
+				world, call := opts(w)
+				rank, err := trainerrank.New(m.Model, world)
+				if err != nil {
+					return err
+				}
+				res, err := rank.DPRankForward(context.Background(), in, call...)
+				if errs[w.Rank()] = err; err != nil {
+					return nil
+				}
+				defer res.Release()
+				mu.Lock()
+				defer mu.Unlock()
+				for i, o := range res.Outputs.Flat() {
+					if d := golden.Diff(want[i], golden.Copy(o)); d != "" {
+						t.Errorf("%s, rank %d, output %d:\n%s", name, w.Rank(), i, d)
+					}
+				}
+				return nil
+			})
+		}
+		sound := func() {
+			if errs, err := run(); errors.Join(append(errs, err)...) != nil {
+				t.Fatalf("%s: %v, %v", name, errs, err)
+			}
+		}
+		n := hits(sound)[failpoint.Meet]
+		if n < 2*ranks {
+			t.Fatalf("%s: the ranks meet %d times", name, n)
+		}
+		for hit := 1; hit <= n; hit++ {
+			for what, do := range map[string]func(*failpoint.Error) error{"error": failpoint.Fail, "panic": failpoint.Panic} {
+				failpoint.Arm(failpoint.Meet, hit, do)
+				errs, err := run()
+				failpoint.Disarm()
+				panicked := 0
+				for rank, e := range errs {
+					var gone *collective.AbortError
+					var failed *failpoint.Error
+					if e == nil {
+						panicked++
+					} else if !errors.As(e, &gone) || !errors.As(e, &failed) || failed.N != hit {
+						t.Errorf("%s, %s at hit %d, rank %d: %v", name, what, hit, rank, e)
+					}
+				}
+				var failed *failpoint.Error
+				if (panicked == 1) != (what == "panic") || panicked > 1 || errors.As(err, &failed) != (what == "panic") {
+					t.Errorf("%s, %s at hit %d: %d ranks got no error: %v, %v", name, what, hit, panicked, errs, err)
+				}
+				sound()
+			}
+		}
+	}
+}
