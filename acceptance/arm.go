@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"slices"
 	"time"
+
+	"github.com/trainerrank/engine/internal/failpoint"
 )
 
 // The kinds of pressure: a cap by the test hooks, or live memory.
@@ -82,8 +84,8 @@ func startArm(ctx context.Context, a *arm, c *config, stderr io.Writer) *Result 
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, self, armFlag, a.name, string(given))
 	cmd.Stdout, cmd.Stderr = &out, stderr
-	// The hooks are on in the arms that need them, and off in the others whatever the caller's environment says.
-	cmd.Env = append(os.Environ(), hooksVariable+"=", limitVariable+"=")
+	// The hooks are on in the arms that need them, and off in the others whatever the caller's environment says; so are fail-points.
+	cmd.Env = append(os.Environ(), hooksVariable+"=", limitVariable+"=", failpoint.Variable+"="+armedPoints[a.name])
 	if a.pressure == pressureCap {
 		cmd.Env = append(cmd.Env, hooksVariable+"=1")
 	}

@@ -1,5 +1,11 @@
 package main
 
+import (
+	"slices"
+
+	"github.com/trainerrank/engine/internal/failpoint"
+)
+
 // arms are those that are built, in the order in which they are run.
 var arms []arm
 
@@ -14,7 +20,13 @@ func init() { // a table of functions that look into the table
 		{"cold ballast no_grad", "cold", "", "the first call of a process, under ballast: split", append([]string{"priced exactly"}, convertGates...), coldBallast},
 		{"invariance", "invariance", "", "orders, nestings, splits, threads: same bits", invarianceGates, invariance},
 		{"faults", "faults", "", "cancellation, failing subforwards, memory taken away: typed, nothing left, next call right", faultGates, faults},
+		{armSweep, "faults", "", "every fail-point: an error, a panic, a cancellation: typed, nothing left, next call right", sweepGates, sweep},
+		{armRanks, "faults", "", "fail-points in the collectives of several ranks: all fail, none waits, new ranks work", ranksGates, sweepRanks},
+		{armFirst, "faults", "", "a process in which the first of everything fails", firstGates, firstOfAll},
 		{"pressure-soak", "pressure-soak", "", "random calls in random budgets: admitted if and only if they fit", soakGates, soak},
 		{"load", "load", "", "budgets from too small to ample, by every copier: same bytes, inside the budget", loadGates, loading},
+	}
+	if !failpoint.Enabled {
+		arms = slices.DeleteFunc(arms, func(a arm) bool { return slices.Contains(failpointArms, a.name) })
 	}
 }

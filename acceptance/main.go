@@ -2,6 +2,10 @@
 //
 //	go run ./acceptance [--phase all] [--pressure both] [--model DIR|builtin:NAME] [--requests N] [--tokens N] [--capacity BYTES]
 //	                    [--threads N] [--short] [--json] [--report out.html]
+//	go run -tags failpoints ./acceptance --phase faults
+//
+// Fail-points are places in the engine that a build tag makes fail; without it their arms are not in the command, which it says where it runs the others of
+// their phase.
 //
 // Each arm runs in a fresh process, so that nothing that one has warmed up, allocated or leaked reaches another: the command starts itself
 // again with the arm's name. An arm reports numbers; the verdicts on them are given here. What is printed is a table of gates: name, bound,
@@ -27,6 +31,7 @@ import (
 	"syscall"
 
 	"github.com/trainerrank/engine/internal/builtin"
+	"github.com/trainerrank/engine/internal/failpoint"
 )
 
 // The exit codes.
@@ -91,6 +96,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "\narms:")
 		for i := range arms {
 			fmt.Fprintf(stderr, "  %-36s %s\n", arms[i].name, arms[i].what)
+		}
+		if !failpoint.Enabled {
+			fmt.Fprintln(stderr, "\nnot in this build:\n ", noFailpoints)
 		}
 		fmt.Fprint(stderr, notBuilt)
 	}
@@ -170,6 +178,9 @@ func notesOf(results []*Result) []string {
 		for _, n := range r.Notes {
 			list = append(list, r.Arm+": "+n)
 		}
+	}
+	if !failpoint.Enabled && slices.ContainsFunc(results, func(r *Result) bool { return r.Arm == "faults" }) {
+		list = append(list, noFailpoints)
 	}
 	return list
 }

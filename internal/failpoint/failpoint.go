@@ -15,6 +15,9 @@ package failpoint
 
 import "fmt"
 
+// Variable is the environment variable that arms fail-points from outside the process.
+const Variable = "TRAINERRANK_FAILPOINTS"
+
 // Point is the name of a fail-point: the package, and the place in it.
 type Point string
 

@@ -15,17 +15,14 @@ import (
 // Enabled says whether fail-points are compiled in.
 const Enabled = true
 
-// variable arms fail-points from outside the process.
-const variable = "TRAINERRANK_FAILPOINTS"
-
 var (
 	mu    sync.Mutex // guards armed
 	armed = map[Point]*Armed{}
 )
 
 func init() {
-	if err := parse(os.Getenv(variable)); err != nil {
-		panic(fmt.Sprintf("%s: %v", variable, err))
+	if err := parse(os.Getenv(Variable)); err != nil {
+		panic(fmt.Sprintf("%s: %v", Variable, err))
 	}
 }
 

@@ -104,7 +104,7 @@ func TestTheEnvironmentArms(t *testing.T) {
 		"device/allocate=1;more=2": "is not POINT=N",
 	} {
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), "FAILPOINT_TEST=1", variable+"="+list)
+		cmd.Env = append(os.Environ(), "FAILPOINT_TEST=1", Variable+"="+list)
 		out, err := cmd.CombinedOutput()
 		broken := strings.Contains(want, "is not") || strings.Contains(want, "panic")
 		if (err != nil) != broken || !strings.Contains(string(out), want) || !broken && string(out) != want {
