@@ -112,7 +112,8 @@ func sweep(b *bench) error {
 	var unhit tally
 	for _, point := range failpoint.Points() {
 		n := times[point]
-		unhit.wrong(n == 0 && point != failpoint.Allocate, "%s", point) // which is for weights
+		other := point == failpoint.Allocate || point == failpoint.Backward // for weights, and with gradients
+		unhit.wrong(n == 0 && !other, "%s", point)
 		memory := point == failpoint.Reserve || point == failpoint.Populate
 		for _, action := range actions {
 			if memory && action.name == "a panic" {

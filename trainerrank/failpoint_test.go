@@ -58,7 +58,7 @@ func TestEveryFailPoint(t *testing.T) {
 	m, in, _, least := splitCall(t)
 	defer failpoint.Disarm()
 	want, _ := score(t, wrap(t, m.Model), in)
-	seen := map[failpoint.Point]bool{failpoint.Allocate: true} // of weights: see package device
+	seen := map[failpoint.Point]bool{failpoint.Allocate: true, failpoint.Backward: true} // see the tests of device and transformer
 	for name, usable := range map[string]int64{"whole": math.MaxInt64, "split": least} {
 		s := &spy{Model: m.Model}
 		rank := wrap(t, s, trainerrank.WithUsableBytes(usable))
