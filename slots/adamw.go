@@ -33,8 +33,8 @@ func (p AdamParams) check() error {
 			return fmt.Errorf("a %s of %g is not at least 0 and below %g", f.name, f.value, f.below)
 		}
 	}
-	if math.IsNaN(p.GradClipNorm) {
-		return fmt.Errorf("a norm of NaN to clip gradients at")
+	if math.IsNaN(p.GradClipNorm) || math.IsInf(p.GradClipNorm, 0) {
+		return fmt.Errorf("gradients cannot be clipped at a norm of %g; 0 is never", p.GradClipNorm)
 	}
 	return nil
 }

@@ -17,6 +17,11 @@
 // succeeds on all or fails on all, leaving every slot as it was. The parameters of a slot have the same bits on all ranks, since they start so (which is checked) and are changed only by
 // steps, which add the ranks' gradients in the order of the ranks.
 //
+// # Files
+//
+// [Set.Save] writes a folder that PEFT reads, and beside PEFT's files what it takes to train on with the same bits: moments, registered parameters and buffers, the revision, and a digest of it all.
+// Its folder has the old checkpoint or the new one at any moment, whole. Pending gradients are not saved.
+//
 // # Caveats
 //
 // A [Lease] protects a slot from being replaced or unloaded, not from a step, unless the step is told to mind: see [LiveGraphs].

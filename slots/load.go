@@ -2,20 +2,14 @@ package slots
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"math"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
-	"github.com/trainerrank/engine/loader"
 )
 
 // LoadOptions say what a slot is loaded for.
@@ -29,19 +23,14 @@ type LoadOptions struct {
 // Load reads an adapter from a folder in PEFT's format into the slot of that name, which it replaces if there is one: then both are in memory until the new one is whole. All ranks
 // call it.
 //
-// Tensors are widened to float32. What the engine cannot run as the configuration means it is an [*AdapterError]; so is a folder of [Set.Save] that is not to the byte
-// what was saved. Without such a folder's optimizer state the moments are zero. Running out of memory is a [*device.OutOfMemoryError]. A slot that is a snapshot, or that
+// Tensors are widened to float32. What the engine cannot run as the configuration means it is an [*AdapterError]. A folder that [Set.Save] wrote brings revision, moments, parameters and buffers back,
+// and is refused, with the same error, if it is not to the byte what was saved; any other brings weights, and the moments are zero. Running out of memory is a [*device.OutOfMemoryError]. A slot that is a snapshot, or that
 // has live graphs or pending gradients, is not replaced: a [*SlotStateError]. After any error, on any rank, the slot is what it was.
 func (s *Set) Load(ctx context.Context, name, dir string, o LoadOptions) error {
 	s.turn.Lock()
 	defer s.turn.Unlock()
 	return s.put(ctx, "load", name, func() (*slot, error) {
-		f, err := openFolder(dir, s.modules)
-		if err != nil {
-			return nil, err
-		}
-		defer f.close()
-		return s.fromFolder(name, f, o)
+		return s.fromFolder(name, dir, o)
 	})
 }
 
@@ -189,6 +178,7 @@ type ownedPlan struct {
 	shape  []int64
 }
 
+// planOf lays a configuration out over a model's modules.
 func planOf(name string, modules []forward.Module, text []byte, c *Config) (*plan, error) {
 	lora, err := c.additions(modules)
 	if err != nil {
@@ -223,7 +213,7 @@ func (s *Set) Price(c Config, o LoadOptions) (device.Sizes, error) {
 
 // PriceOf is what [Set.Load] of a folder takes of the device, in bytes. It reads no more than headers.
 func (s *Set) PriceOf(dir string, o LoadOptions) (device.Sizes, error) {
-	f, err := openFolder(dir, s.modules)
+	f, err := openFolder(dir, s.modules, false)
 	if err != nil {
 		return device.Sizes{}, fmt.Errorf("price checkpoint: %w", err)
 	}
@@ -233,7 +223,7 @@ func (s *Set) PriceOf(dir string, o LoadOptions) (device.Sizes, error) {
 
 // build takes the memory of a planned slot, all or nothing.
 func (s *Set) build(p *plan, trained bool) (*slot, error) {
-	main, err := newVector(s.dev, p.tensors, p.adapter.Bytes, trained)
+	main, err := newVector(s.dev, "adapter", p.tensors, p.adapter.Bytes, trained)
 	if err != nil {
 		return nil, err
 	}
@@ -247,150 +237,6 @@ func (s *Set) build(p *plan, trained bool) (*slot, error) {
 		}
 	}
 	return sl, nil
-}
-
-// folder is a folder that holds an adapter, open and checked.
-type folder struct {
-	dir     string
-	plan    *plan
-	weights *loader.Set
-}
-
-const (
-	configName  = "adapter_config.json"
-	weightsName = "adapter_model.safetensors"
-)
-
-// openFolder reads all but the tensors of a folder, and holds them against a model's modules.
-func openFolder(dir string, modules []forward.Module) (*folder, error) {
-	f := &folder{dir: dir}
-	text, err := readSmall(filepath.Join(dir, configName), maxConfig)
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, &AdapterError{Path: dir, Item: configName, Problem: "the file is not there", Advice: "give the folder of a LoRA adapter, as PEFT's save_pretrained writes it", Err: err}
-		}
-		return nil, err
-	}
-	c, err := parseConfig(text)
-	if err == nil {
-		f.plan, err = planOf("", modules, text, c)
-	}
-	if err != nil {
-		return nil, configError(filepath.Join(dir, configName), err)
-	}
-	path := filepath.Join(dir, weightsName)
-	if f.weights, err = loader.Open(path); err != nil {
-		e := &AdapterError{Path: path, Problem: "not a whole safetensors file", Advice: loader.Hint(err), Err: err}
-		if errors.Is(err, fs.ErrNotExist) {
-			e.Problem, e.Advice = "the file is not there", "an adapter in another form, adapter_model.bin for one, has to be saved anew with PEFT"
-		}
-		return nil, e
-	}
-	if err := checkNames(path, f.weights, f.plan.tensors); err != nil {
-		f.close()
-		return nil, err
-	}
-	return f, nil
-}
-
-func (f *folder) close() {
-	if f.weights != nil {
-		f.weights.Close()
-	}
-}
-
-// readSmall reads a whole file that has no business being large.
-func readSmall(path string, most int64) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > most {
-		return nil, &AdapterError{Path: path, Problem: fmt.Sprintf("not a file of at most %d bytes", most)}
-	}
-	return os.ReadFile(path)
-}
-
-// configError says of which file a fault is.
-func configError(path string, err error) error {
-	e := &AdapterError{Path: path, Problem: "not a configuration that is understood", Err: err}
-	var f *fault
-	if errors.As(err, &f) {
-		*e = AdapterError{Path: path, Item: f.key, Problem: f.problem, Advice: f.hint, Err: f.err}
-	}
-	return e
-}
-
-// checkNames holds the tensors of a file against those that are wanted: not one may be missing or too many.
-func checkNames(path string, set *loader.Set, want []Tensor) error {
-	known := map[string]bool{}
-	for i := range want {
-		t := &want[i]
-		x, ok := set.Tensor(t.Name)
-		if !ok {
-			return &AdapterError{Path: path, Item: t.Name, Problem: "the tensor is not there, though the configuration names its module"}
-		}
-		if !slices.Equal(x.Shape, t.Shape) {
-			return &AdapterError{Path: path, Item: t.Name, Problem: fmt.Sprintf("its shape is %v, want %v by the configuration and the model", x.Shape, t.Shape),
-				Advice: "the adapter may be of another model"}
-		}
-		if !slices.Contains([]loader.DType{loader.F32, loader.BF16, loader.F16}, x.DType) {
-			return &AdapterError{Path: path, Item: t.Name, Problem: fmt.Sprintf("its type is %v, want F32, BF16 or F16", x.DType)}
-		}
-		known[t.Name] = true
-	}
-	for _, name := range set.Names() {
-		if known[name] {
-			continue
-		}
-		e := &AdapterError{Path: path, Item: name, Problem: "the tensor belongs to no module that the configuration names and the model has", Advice: "the adapter may be of another model"}
-		if !strings.HasSuffix(name, suffixA) && !strings.HasSuffix(name, suffixB) {
-			e.Problem, e.Advice = "the tensor is no matrix of a LoRA of a projection", plainHint
-		}
-		return e
-	}
-	return nil
-}
-
-// fromFolder takes the memory of a slot and fills it from a folder.
-func (s *Set) fromFolder(name string, f *folder, o LoadOptions) (*slot, error) {
-	if c := f.plan.summary; c.Dropout > 0 && !o.Inference && !o.IgnoreDropout {
-		return nil, &AdapterError{Path: filepath.Join(f.dir, configName), Item: "lora_dropout", Problem: fmt.Sprintf("it was trained with a dropout of %g, and the engine has none", c.Dropout),
-			Advice: "set it to 0, load with IgnoreDropout, or load for inference"}
-	}
-	f.plan.name = name
-	sl, err := s.build(f.plan, !o.Inference)
-	if err != nil {
-		return nil, err
-	}
-	if err := f.fill(sl); err != nil {
-		sl.free()
-		return nil, err
-	}
-	return sl, nil
-}
-
-// fill reads the tensors of a folder into a slot.
-func (f *folder) fill(sl *slot) error {
-	if err := readInto(f.weights, sl.main, sl.main.params, ""); err != nil {
-		return err
-	}
-	return f.weights.Verify()
-}
-
-// readInto reads a tensor of the file for every tensor of a vector, whose name it has with a suffix.
-func readInto(set *loader.Set, v *vector, dst device.Mem, suffix string) error {
-	for i := range v.tensors {
-		t := &v.tensors[i]
-		x, ok := set.Tensor(t.Name + suffix)
-		if !ok {
-			return &AdapterError{Path: set.Files[0].Path, Item: t.Name + suffix, Problem: "the tensor is not there"}
-		}
-		if err := readTensor(set, x, t, t.in(dst)); err != nil {
-			return &AdapterError{Path: set.Files[0].Path, Item: x.Name, Problem: "cannot be read", Advice: loader.Hint(err), Err: err}
-		}
-	}
-	return nil
 }
 
 // Snapshot copies the parameters of a slot, as they are, into a new slot that is for inference only and cannot be loaded over. It says whether it did: if a snapshot of that name exists

@@ -118,12 +118,17 @@ func (o ownedPlan) check() error {
 	return nil
 }
 
+// tensor is where it lies in a vector of its own.
+func (o ownedPlan) tensor() Tensor {
+	return Tensor{Name: kind(o.buffer) + "." + o.name, Shape: slices.Clone(o.shape)}
+}
+
 func elements(shape []int64) int64 { return (&Tensor{Shape: shape}).elements() }
 
 // own takes the memory of a parameter or buffer and gives it to a slot.
 func (s *Set) own(sl *slot, p ownedPlan) (*owned, error) {
-	t := Tensor{Name: kind(p.buffer) + "." + p.name, Shape: slices.Clone(p.shape)}
-	v, err := newVector(s.dev, []Tensor{t}, t.elements()*4, sl.trained && !p.buffer)
+	t := p.tensor()
+	v, err := newVector(s.dev, t.Name, []Tensor{t}, t.elements()*4, sl.trained && !p.buffer)
 	if err != nil {
 		return nil, err
 	}

@@ -148,10 +148,11 @@ type Info struct {
 	Bytes     device.Sizes // taken of the device
 	Trainable bool
 	Snapshot  bool
-	Revision  int64 // one more with every step
-	Steps     int64 // of the optimizer that its moments have seen
-	Pending   bool  // gradients were accumulated on this rank
-	Live      int   // leases
+	Revision  int64       // one more with every step
+	Steps     int64       // of the optimizer that its moments have seen
+	Adam      *AdamParams // of the last step; nil before the first
+	Pending   bool        // gradients were accumulated on this rank
+	Live      int         // leases
 	Owned     []string
 }
 
@@ -177,6 +178,10 @@ func (s *Set) Info(name string) (Info, error) {
 	}
 	if sl.main != nil {
 		in.Steps = sl.main.steps
+	}
+	if sl.adam != nil {
+		p := *sl.adam
+		in.Adam = &p
 	}
 	for _, v := range sl.vectors() {
 		for i := range v.tensors {

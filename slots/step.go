@@ -351,7 +351,7 @@ func choose(votes []vote, o *StepOptions) ([]string, error) {
 func (s *Set) AddBase(ctx context.Context, params device.Mem, tensors []Tensor) error {
 	s.turn.Lock()
 	defer s.turn.Unlock()
-	v := &vector{tensors: tensors, bytes: params.Bytes(), params: params}
+	v := &vector{name: "base", tensors: tensors, bytes: params.Bytes(), params: params}
 	err := checkTensors(tensors, v.bytes)
 	if s.bases.trained {
 		err = &SlotStateError{"", "the base model is trained already"}

@@ -34,6 +34,7 @@ func (t *Tensor) in(m device.Mem) []float32 { return m.Slice(t.At, t.elements()*
 // vector is parameters that are trained together: one piece of memory, and the gradient accumulators and moments of the same layout. What
 // lies between the tensors belongs to nobody, and is not looked at.
 type vector struct {
+	name     string // in files: "adapter", or that of a parameter or buffer
 	tensors  []Tensor
 	bytes    int64
 	params   device.Mem
@@ -55,17 +56,11 @@ func sizes(bytes int64, trained bool) (s device.Sizes) {
 }
 
 // newVector takes the memory of a vector, all or nothing. It is zero.
-func newVector(dev device.Device, tensors []Tensor, bytes int64, trained bool) (*vector, error) {
+func newVector(dev device.Device, name string, tensors []Tensor, bytes int64, trained bool) (*vector, error) {
 	bytes = device.RoundAlign(bytes)
-	v := &vector{tensors: tensors, bytes: bytes}
-	if !trained {
-		mem, err := v.take(dev, device.Adapters, bytes)
-		v.params = mem
-		return v, err
-	}
-	mem, err := v.take(dev, device.Adapters, bytes)
-	if err == nil {
-		v.params = mem
+	v := &vector{name: name, tensors: tensors, bytes: bytes}
+	var err error
+	if v.params, err = v.take(dev, device.Adapters, bytes); err == nil && trained {
 		err = v.takeState(dev)
 	}
 	if err != nil {
