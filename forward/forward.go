@@ -91,12 +91,12 @@ type TopK struct {
 
 // Spec is what a TrainerRank must know of a model.
 type Spec struct {
-	Name       string // for messages
-	Vocabulary int    // number of tokens
-	Hidden     int    // elements of a hidden state
-	Layers     int
+	Name       string `json:"name"`       // for messages
+	Vocabulary int    `json:"vocabulary"` // number of tokens
+	Hidden     int    `json:"hidden"`     // elements of a hidden state
+	Layers     int    `json:"layers"`
 	// ExpertParallel is the number of ranks that the experts are spread over; 0 is 1. Above 1 a call is not split.
-	ExpertParallel int
+	ExpertParallel int `json:"expert_parallel,omitzero"`
 }
 
 // Batch is one group of requests, packed: the requests share one selection and one grad mode. Row r of the packed batch is Requests[r].
@@ -118,13 +118,13 @@ type Pass struct {
 
 // Footprint is what a pass needs, in bytes, rounded as a device rounds.
 type Footprint struct {
-	Outputs         int64 // tensors handed to the caller
-	Retained        int64 // activations kept for the backward
-	Scratch         int64 // peak of the forward's intermediates
-	BackwardScratch int64 // peak of the backward's intermediates
-	Gradients       int64 // gradient accumulators
+	Outputs         int64 `json:"outputs"`                   // tensors handed to the caller
+	Retained        int64 `json:"retained,omitzero"`         // activations kept for the backward
+	Scratch         int64 `json:"scratch"`                   // peak of the forward's intermediates
+	BackwardScratch int64 `json:"backward_scratch,omitzero"` // peak of the backward's intermediates
+	Gradients       int64 `json:"gradients,omitzero"`        // gradient accumulators
 	// OutputBytes is Outputs without what fills its last page, which the outputs of a later pass may take; 0 if it is not known.
-	OutputBytes int64
+	OutputBytes int64 `json:"output_bytes,omitzero"`
 }
 
 // Required is the peak of forward and backward, in bytes.

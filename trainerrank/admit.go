@@ -61,6 +61,7 @@ type question struct {
 	Groups   []requests         `json:"groups"`
 
 	rehearser
+	said *footprints // what the rehearser has said, if that is to be remembered
 }
 
 // request is an input without its tokens and labels.
@@ -116,11 +117,21 @@ func (t *TrainerRank) admit(ctx context.Context, c *call, g *ground, explain boo
 	if err != nil {
 		return nil, err
 	}
+	if t.records != nil {
+		q.recording()
+	}
 	a, err := q.admit(ctx)
 	if err != nil {
 		return nil, err
 	}
 	a.PlanningTime = time.Since(start)
+	if t.records != nil {
+		r, err := q.record(a)
+		if err != nil {
+			return nil, err
+		}
+		t.records(r)
+	}
 	return a, nil
 }
 
@@ -370,7 +381,7 @@ func (p *planner) rehearse(pass *pass) error {
 	for i, r := range pass.requests {
 		b.Requests[i] = &p.inputs[r]
 	}
-	f, err := p.rehearser.Rehearse(b)
+	f, err := p.said.of(pass, func() (forward.Footprint, error) { return p.rehearser.Rehearse(b) })
 	if err != nil {
 		return err
 	}

@@ -36,6 +36,10 @@ func WithWorld(w collective.World) Option { return func(t *TrainerRank) { t.worl
 // for all.
 func WithSharedInputs(w collective.World) Option { return func(t *TrainerRank) { t.peers = w } }
 
+// WithRecords asks for a record of every call that is planned, [TrainerRank.Plan] included: it is handed over when the call is admitted or refused, before anything
+// runs. fn is called by the goroutine of the call, whose turn it is; it must not make a call of the rank.
+func WithRecords(fn func(*Record)) Option { return func(t *TrainerRank) { t.records = fn } }
+
 // CallOption configures one call.
 type CallOption func(*call)
 

@@ -157,7 +157,9 @@ func (n *neediest) Rehearse(b *forward.Batch) (forward.Footprint, error) {
 		if err != nil {
 			return f, err
 		}
-		m, ok := n.own.(forward.Variant)
+		m, ok := n.own.(interface {
+			RehearseAs(variant string, b *forward.Batch) (forward.Footprint, error)
+		})
 		if !ok {
 			return f, fmt.Errorf("forward: a peer's model is %q, and that of this rank cannot rehearse as that", v)
 		}

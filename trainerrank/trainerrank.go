@@ -33,7 +33,8 @@ type TrainerRank struct {
 	world collective.World // ranks with inputs of their own
 	peers collective.World // ranks with the same inputs
 	// tables are those of costs, in the order in which they are asked whether they are for the model and the device.
-	tables []prefixtree.Table
+	tables  []prefixtree.Table
+	records func(*Record) // nil: not wanted
 
 	mu   sync.Mutex
 	last *Telemetry
