@@ -1,13 +1,60 @@
 package transformer
 
 import (
+	"fmt"
+	"unsafe"
+
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward/kernel"
 )
 
-// BaseGradient copies the gradient of parameter i of [Model.Params] out of a vector that [forward.Graph.Backward] gave for the base model, row-major as in the
-// files.
-func (m *Model) BaseGradient(vector device.Mem, i int) []float32 {
+// TrainBase makes the parameters of the base model trainable: they are kept in float32, whatever the files store, as one vector ([Model.BaseVector]). It must
+// come before [Model.Place].
+func (m *Model) TrainBase() error {
+	if m.block != nil {
+		return fmt.Errorf("train base: the weights of %s are placed already", m.name)
+	}
+	for i := range m.params {
+		if w := m.params[i].weight; w != nil {
+			w.DType = kernel.F32
+		}
+	}
+	m.base = true
+	m.layout() // now that of the vector of gradients
+	return nil
+}
+
+// BaseVector is the vector of all parameters, or empty if they are not trained or have no place. What a gradient of the base model holds at some place is that of the
+// parameter at the same place.
+func (m *Model) BaseVector() device.Mem {
+	if !m.base || m.block == nil {
+		return device.Mem{}
+	}
+	return m.block.Mem().Slice(0, m.vector)
+}
+
+// BaseParam says where in the vector a parameter lies: bytes [At, At+Bytes), of which some may be no parameters, and zero.
+type BaseParam struct {
+	Name      string
+	At, Bytes int64
+}
+
+// BaseParams lists the parameters of the vector, ascending.
+func (m *Model) BaseParams() []BaseParam {
+	list := make([]BaseParam, len(m.params))
+	for i := range m.params {
+		p := &m.params[i]
+		list[i] = BaseParam{p.tensor.Name, m.trained[i], p.trainedBytes()}
+	}
+	return list
+}
+
+func bytesOf(x []float32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
+}
+
+// BaseValues copies the values for parameter i of [Model.Params] out of a vector of the base model, its own or one of gradients, row-major as in the files.
+func (m *Model) BaseValues(vector device.Mem, i int) []float32 {
 	p := &m.params[i]
 	mem := vector.Slice(m.trained[i], p.trainedBytes())
 	if p.weight == nil {

@@ -178,8 +178,13 @@ func (m *Model) receive(o *loader.LoadOptions) (odd []atomic.Bool) {
 		i := index[piece.Tensor]
 		p := &m.params[i]
 		if p.weight != nil {
-			row := int64(p.weight.In) * int64(p.dtype.Size())
-			bad, err := m.backend.PackRows(p.weight, int(piece.Offset/row), piece.Data)
+			row, data := int64(p.weight.In)*int64(p.dtype.Size()), piece.Data
+			if p.weight.DType != p.dtype { // the base model is trained
+				wide := make([]float32, len(data)/p.dtype.Size())
+				m.backend.Widen(wide, data, p.dtype)
+				data = bytesOf(wide)
+			}
+			bad, err := m.backend.PackRows(p.weight, int(piece.Offset/row), data)
 			if bad {
 				odd[i].Store(true)
 			}

@@ -35,6 +35,7 @@ type Model struct {
 	modules []forward.Module
 	trained []int64 // where each parameter begins in the vector of gradients of the base model, in bytes
 	vector  int64   // the size of that
+	base    bool    // the base model is trained
 }
 
 // weights are the parameters of a decoder, or their gradients.
@@ -48,7 +49,7 @@ type weights struct {
 type placed struct {
 	Param
 	tensor *loader.Tensor
-	dtype  kernel.DType
+	dtype  kernel.DType // in the files; that of *weight is the same, unless the base model is trained
 	weight *kernel.Weight
 	vector *device.Mem
 	offset int64 // in the slab
@@ -133,7 +134,7 @@ func Open(set *loader.Set, config []byte, name string, backend *kernel.Host) (*M
 	}
 	for _, p := range params {
 		t, _ := set.Tensor(p.Name)
-		pl := placed{Param: p, tensor: t, offset: m.bytes}
+		pl := placed{Param: p, tensor: t}
 		if pl.dtype, err = storage(t); err != nil {
 			return nil, err
 		}
@@ -141,16 +142,26 @@ func Open(set *loader.Set, config []byte, name string, backend *kernel.Host) (*M
 		pl.weight, pl.vector = slot.weight, slot.vector
 		if pl.weight != nil {
 			*pl.weight = kernel.Weight{DType: pl.dtype, Out: int(p.Shape[0]), In: int(p.Shape[1])}
-			pl.bytes = kernel.WeightBytes(pl.dtype, pl.weight.Out, pl.weight.In)
-		} else {
-			pl.bytes = p.Shape[0] * 4
 		}
-		m.bytes += device.RoundAlign(pl.bytes)
 		m.params = append(m.params, pl)
 	}
-	m.bytes = device.RoundPages(m.bytes)
+	m.layout()
 	m.train()
 	return m, nil
+}
+
+// layout gives every parameter its place in the slab.
+func (m *Model) layout() {
+	m.bytes = 0
+	for i := range m.params {
+		p := &m.params[i]
+		p.offset, p.bytes = m.bytes, p.Shape[0]*4
+		if p.weight != nil {
+			p.bytes = kernel.WeightBytes(p.weight.DType, p.weight.Out, p.weight.In)
+		}
+		m.bytes += device.RoundAlign(p.bytes)
+	}
+	m.bytes = device.RoundPages(m.bytes)
 }
 
 // storage is the type in which the kernels read a tensor.

@@ -288,6 +288,7 @@ type Options struct {
 	Threads  int    // 0: 1
 	Capacity int64  // of the device, in bytes; 0: 4 GiB
 	Unloaded bool   // leave the model without a place
+	Base     bool   // make the base model trainable
 }
 
 // Loaded is a model on a device of its own.
@@ -335,6 +336,11 @@ func Load(t testing.TB, folder fs.FS, o Options) *Loaded {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { m.Close() })
+	if o.Base {
+		if err := m.TrainBase(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if !o.Unloaded {
 		if err := m.Place(dev); err != nil {
 			t.Fatal(err)
