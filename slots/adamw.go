@@ -5,12 +5,12 @@ import (
 	"math"
 )
 
-// AdamParams are the settings of AdamW (Loshchilov and Hutter, 2019). They are taken as they are: a zero is a zero. [Adam] has the usual ones.
+// AdamParams are the settings of AdamW (Loshchilov and Hutter, 2019). They are taken as they are: a zero is a zero, and the zero value is refused. [Adam] has the usual ones.
 type AdamParams struct {
 	LearningRate float64 `json:"learning_rate"`
 	Beta1        float64 `json:"beta1"` // how much of the first moment is kept at each step
 	Beta2        float64 `json:"beta2"` // the same of the second
-	Eps          float64 `json:"eps"`   // added to the root of the second moment
+	Eps          float64 `json:"eps"`   // added to the root of the second moment, which may be 0; above 0
 	WeightDecay  float64 `json:"weight_decay"`
 	GradClipNorm float64 `json:"grad_clip_norm"` // gradients of a larger norm are scaled down to it; 0 or less: never
 }
@@ -32,6 +32,9 @@ func (p AdamParams) check() error {
 		if !(f.value >= 0 && f.value < f.below) {
 			return fmt.Errorf("a %s of %g is not at least 0 and below %g", f.name, f.value, f.below)
 		}
+	}
+	if p.Eps == 0 {
+		return fmt.Errorf("an eps of 0 divides 0 by 0 where a gradient is 0")
 	}
 	if math.IsNaN(p.GradClipNorm) || math.IsInf(p.GradClipNorm, 0) {
 		return fmt.Errorf("gradients cannot be clipped at a norm of %g; 0 is never", p.GradClipNorm)

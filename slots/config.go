@@ -18,8 +18,8 @@ const AllLinear = "all-linear"
 
 const (
 	maxRank   = 1 << 16 // no rank is near it; with it, sizes in bytes fit an int64
-	maxConfig = 16 << 20
-	maxDepth  = 16 // of the nesting of adapter_config.json, which is 2
+	maxConfig = 4 << 20 // bytes of a JSON file
+	maxDepth  = 16      // of the nesting of adapter_config.json, which is 2
 )
 
 // Config is what an adapter adds, and to which modules: what PEFT's adapter_config.json says. Patterns are regular expressions.

@@ -41,7 +41,8 @@ const markKey = "trainerrank"
 type folder struct {
 	dir       string
 	plan      *plan
-	manifest  *manifest // nil if it is not ours
+	manifest  *manifest              // nil if it is not ours
+	seen      map[string]fs.FileInfo // the files whose digests were compared
 	weights   *loader.Set
 	owned     *loader.Set // nil without parameters and buffers
 	optimizer *loader.Set // nil without moments
@@ -64,7 +65,7 @@ func (f *folder) openAll(modules []forward.Module, whole bool) error {
 		if f.manifest, err = parseManifest(text); err != nil {
 			return &AdapterError{Path: f.dir, Item: manifestName, Problem: "not as it was saved", Advice: damagedHint, Err: err}
 		}
-		if err := f.manifest.checkFolder(f.dir, whole); err != nil {
+		if f.seen, err = f.manifest.checkFolder(f.dir, whole); err != nil {
 			return err
 		}
 	case !errors.Is(err, fs.ErrNotExist):
@@ -289,13 +290,23 @@ func (f *folder) fill(sl *slot) error {
 			sl.adam = m.Adam
 		}
 	}
-	// What was read must be what was digested.
+	return f.unchanged()
+}
+
+// unchanged says whether the files that were read are the ones that were digested: both must still be in the folder.
+func (f *folder) unchanged() error {
 	for _, set := range []*loader.Set{f.weights, f.owned, f.optimizer} {
 		if set == nil {
 			continue
 		}
 		if err := set.Verify(); err != nil {
 			return err
+		}
+	}
+	for name, was := range f.seen {
+		path := filepath.Join(f.dir, name)
+		if now, err := os.Stat(path); err != nil || !os.SameFile(was, now) || !now.ModTime().Equal(was.ModTime()) {
+			return &AdapterError{Path: path, Problem: "the file changed while it was read", Err: err}
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -116,15 +117,17 @@ func parseManifest(text []byte) (*manifest, error) {
 	return m, nil
 }
 
-// checkFolder holds a folder against its manifest: not one file may be missing or too many, nor, if it is looked at as a whole, different in one bit.
-func (m *manifest) checkFolder(dir string, whole bool) error {
-	wrong := func(name, problem string, err error) error {
-		return &AdapterError{Path: dir, Item: name, Problem: problem, Advice: damagedHint, Err: err}
+// checkFolder holds a folder against its manifest: not one file may be missing or too many, nor, if it is looked at as a whole, different in one bit. Then it returns
+// the files that it has seen to be so.
+func (m *manifest) checkFolder(dir string, whole bool) (seen map[string]fs.FileInfo, err error) {
+	wrong := func(name, problem string, err error) (map[string]fs.FileInfo, error) {
+		return nil, &AdapterError{Path: dir, Item: name, Problem: problem, Advice: damagedHint, Err: err}
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	seen = map[string]fs.FileInfo{}
 	for _, e := range entries {
 		if name := e.Name(); name != manifestName && !m.has(name) {
 			return wrong(name, "the file is none of the checkpoint's", nil)
@@ -149,26 +152,27 @@ func (m *manifest) checkFolder(dir string, whole bool) error {
 		case !whole:
 			continue
 		}
-		sum, err := digestFile(filepath.Join(dir, name))
-		if err != nil {
+		var sum string
+		if sum, seen[name], err = digestFile(filepath.Join(dir, name)); err != nil {
 			return wrong(name, "the file cannot be read", err)
 		}
 		if sum != r.SHA256 {
 			return wrong(name, "it is not what was saved: its digest is another", nil)
 		}
 	}
-	return nil
+	return seen, nil
 }
 
-func digestFile(path string) (string, error) {
+func digestFile(path string) (string, fs.FileInfo, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	defer f.Close()
 	h := sha256.New()
 	if _, err := io.CopyBuffer(h, f, make([]byte, piece)); err != nil {
-		return "", err
+		return "", nil, err
 	}
-	return hex.EncodeToString(h.Sum(nil)), nil
+	info, err := f.Stat()
+	return hex.EncodeToString(h.Sum(nil)), info, err
 }

@@ -216,7 +216,7 @@ func (s *Set) Accumulate(name string, grad device.Mem) error {
 	if err != nil {
 		return err
 	}
-	if want := sl.gradBytes(); grad.Bytes() != want {
+	if want := sl.gradBytes(); grad.Bytes() != want || !grad.Real() {
 		return fmt.Errorf("accumulate into checkpoint %s: a gradient of %d bytes for parameters of %d", quote(name), grad.Bytes(), want)
 	}
 	add(s.threads, sl.main.grads.Slice(0, grad.Bytes()), grad)

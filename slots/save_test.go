@@ -308,6 +308,34 @@ func TestAbortedOrFailedSaveLeavesNothing(t *testing.T) {
 	}
 }
 
+func TestSecondSaveIntoAFolderEndsTheFirst(t *testing.T) {
+	bothWays(t, func(t *testing.T) {
+		ctx := context.Background()
+		dir := filepath.Join(t.TempDir(), "checkpoint")
+		s := newSet(t, tiny, 1<<24, Options{})
+		b, err := counting(s)
+		must(t, err)
+		for n := 1; n <= 2; n++ {
+			must(t, saveNumber(s, b, n, dir))
+			first, err := s.Prepare(ctx, "x", dir)
+			must(t, err)
+			second, err := s.Prepare(ctx, "x", dir)
+			must(t, err)
+			if err := first.Finish(ctx); err == nil {
+				t.Error("a save that was ended is finished")
+			}
+			must(t, first.Abort(ctx))
+			if got := number(t, dir); got != n {
+				t.Errorf("the checkpoint is %d, want %d", got, n)
+			}
+			must(t, second.Finish(ctx))
+		}
+		if names := siblings(t, dir); !cmp.Equal(names, []string{"checkpoint"}) {
+			t.Errorf("the folder has %q", names)
+		}
+	})
+}
+
 func TestRanksSaveAndLoadTogether(t *testing.T) {
 	for _, n := range []int{1, 2, 4} {
 		ctx := context.Background()
@@ -331,7 +359,7 @@ func TestRanksSaveAndLoadTogether(t *testing.T) {
 			}
 			same(t, "what was loaded", state(t, s, "y"), state(t, s, "x"))
 			// Only rank 0 can know that this fails.
-			err = s.Save(ctx, "x", "/dev/null/checkpoint")
+			err = s.Save(ctx, "x", filepath.Join(dir, weightsName, "checkpoint"))
 			var peer *collective.PeerError
 			if err == nil || errors.As(err, &peer) != (rank > 0) {
 				t.Errorf("rank %d: got %v", rank, err)
@@ -380,6 +408,7 @@ func TestRanksThatDoNotHoldTheSameAreToldSo(t *testing.T) {
 	})
 }
 
+// Section 6 and 10.17 of the reference: one gather, whatever one rank knows, and the same error on all.
 func TestEnsureIsOneCollectiveWhateverTheNames(t *testing.T) {
 	ctx := context.Background()
 	for _, n := range []int{1, 2, 4} {

@@ -130,7 +130,7 @@ func (s *Set) Names() []string {
 	return slices.Sorted(maps.Keys(s.slots))
 }
 
-// Adapter is what a batch that runs on a slot is given; nil for the base model.
+// Adapter is what a batch that runs on a slot is given; nil for the base model. Only a lease keeps it from being replaced while it is in use.
 func (s *Set) Adapter(name string) (*forward.Adapter, error) {
 	sl, err := s.lookup(name)
 	if err != nil {

@@ -260,13 +260,14 @@ func (s *Set) chosen(ctx context.Context, o *StepOptions) ([]string, error) {
 		list = append(list, &s.bases)
 	}
 	for _, sl := range list {
-		v := slotVote{Name: sl.name, Trained: sl.trained, Snapshot: sl.snapshot, Pending: sl.pending, Live: sl.live > 0}
-		if !s.alone() {
-			v.Print = fmt.Sprintf("revision %d of %s", sl.revision, sl.print(false))
-		}
-		mine.Slots = append(mine.Slots, v)
+		mine.Slots = append(mine.Slots, slotVote{Name: sl.name, Trained: sl.trained, Snapshot: sl.snapshot, Pending: sl.pending, Live: sl.live > 0})
 	}
 	s.mu.Unlock()
+	for i, sl := range list {
+		if !s.alone() {
+			mine.Slots[i].Print = fmt.Sprintf("revision %d of %s", sl.revision, sl.print(false))
+		}
+	}
 	all, err := s.world.AllGather(ctx, "slots/step", encode(mine))
 	if err != nil {
 		return nil, errors.Join(failed, err)
@@ -353,6 +354,9 @@ func (s *Set) AddBase(ctx context.Context, params device.Mem, tensors []Tensor) 
 	defer s.turn.Unlock()
 	v := &vector{name: "base", tensors: tensors, bytes: params.Bytes(), params: params}
 	err := checkTensors(tensors, v.bytes)
+	if v.bytes%4 != 0 || !params.Real() {
+		err = fmt.Errorf("its parameters are %d bytes, not whole float32 in memory", v.bytes)
+	}
 	if s.bases.trained {
 		err = &SlotStateError{"", "the base model is trained already"}
 	}

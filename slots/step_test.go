@@ -30,7 +30,7 @@ func (x *twin) step(p AdamParams, g []float64, clip float64, t int) {
 
 func TestStepsFollowTheFormulaOfAdamWOverRanks(t *testing.T) {
 	for _, n := range []int{1, 2, 4} {
-		for _, p := range []AdamParams{Adam(1e-2), {LearningRate: 1e-3, Beta1: 0.5, Beta2: 0.9, Eps: 1e-3, GradClipNorm: -1}, {LearningRate: 0.1, WeightDecay: 1, GradClipNorm: 1e9}} {
+		for _, p := range []AdamParams{Adam(1e-2), {LearningRate: 1e-3, Beta1: 0.5, Beta2: 0.9, Eps: 1e-3, GradClipNorm: -1}, {LearningRate: 0.1, Eps: 1e-12, WeightDecay: 1, GradClipNorm: 1e9}} {
 			for _, scale := range []float64{0, 0.25} {
 				t.Run(fmt.Sprint(n, p.LearningRate, scale), func(t *testing.T) {
 					ranks(t, n, func(rank int, s *Set) error { return followsFormula(t, n, rank, s, p, scale) })
@@ -165,6 +165,7 @@ func TestRanksHaveTheSameBitsAfterAStepWhateverTheThreads(t *testing.T) {
 	}
 }
 
+// #835 of the reference.
 func TestEachSlotIsClippedByItsOwnNormAndHasItsOwnSettings(t *testing.T) {
 	ctx := context.Background()
 	s := newSet(t, tiny, 1<<26, Options{})
@@ -264,6 +265,7 @@ func TestStepIsRefusedOnAllRanksBeforeAnythingChanges(t *testing.T) {
 			}
 			return StepOptions{Params: adam}
 		}, "", "beta2 of 1", true},
+		{"no settings", func(int) StepOptions { return StepOptions{} }, "", "eps of 0", true},
 		{"bad scale", func(int) StepOptions { return StepOptions{Params: adam, Scale: math.NaN()} }, "", "scaled by NaN", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -306,6 +308,7 @@ func TestStepIsRefusedOnAllRanksBeforeAnythingChanges(t *testing.T) {
 	}
 }
 
+// #799 of the reference: a retained forward that adds nothing to the loss must not block the step.
 func TestStepWithLiveGraphsIsAllowedAndMakesTheirLeasesStale(t *testing.T) {
 	ctx := context.Background()
 	s := newSet(t, tiny, 1<<26, Options{})
@@ -403,10 +406,10 @@ func TestBaseModelIsASlotOnceItIsAdded(t *testing.T) {
 			}
 			l, err := s.Acquire("")
 			must(t, err)
-			_, err = s.Step(ctx, StepOptions{Params: AdamParams{LearningRate: 0.5}, OnLiveGraphs: Error})
+			_, err = s.Step(ctx, StepOptions{Params: AdamParams{LearningRate: 0.5, Eps: 1e-30}, OnLiveGraphs: Error})
 			refused(t, err, "", "live")
 			l.Release()
-			r, err := s.Step(ctx, StepOptions{Params: AdamParams{LearningRate: 0.5}})
+			r, err := s.Step(ctx, StepOptions{Params: AdamParams{LearningRate: 0.5, Eps: 1e-30}})
 			if err != nil {
 				return err
 			}
@@ -437,4 +440,26 @@ func TestVotesOfRanksDecideTheStep(t *testing.T) {
 	if err != nil || !cmp.Equal(got, []string{"a", "b"}) {
 		t.Errorf("chose %q, %v", got, err)
 	}
+}
+
+func BenchmarkStep(b *testing.B) {
+	const n = 16 << 20
+	ctx := context.Background()
+	s := newSet(b, tiny, 1<<30, Options{})
+	must(b, s.Create(ctx, "x", Config{Rank: 1, Alpha: 1, Targets: []string{"q_proj"}}))
+	p, err := s.Parameter(ctx, "x", "p", []int64{n}, nil)
+	must(b, err)
+	g := make([]float32, n)
+	for i := range g {
+		g[i] = float32(i%1001) - 500
+	}
+	b.SetBytes(n * 4)
+	for b.Loop() {
+		b.StopTimer()
+		must(b, p.Accumulate(g))
+		b.StartTimer()
+		_, err := s.Step(ctx, StepOptions{Params: Adam(1e-3)})
+		must(b, err)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/element")
 }
