@@ -15,7 +15,14 @@ import (
 
 // plan says what score would do, and runs nothing.
 func (t *tool) plan(ctx context.Context, args []string) error {
-	s, err := t.open(ctx, "plan", args)
+	o, err := t.flags("plan", args)
+	if err != nil {
+		return err
+	}
+	if o.replay != "" {
+		return t.replay(ctx, o)
+	}
+	s, err := t.open(ctx, "plan", o)
 	if err != nil {
 		return err
 	}

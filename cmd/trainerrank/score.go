@@ -22,10 +22,10 @@ import (
 
 // options are the flags of score and plan.
 type options struct {
-	model, requests, out, summary, pricing string
-	budget                                 int64
-	threads                                int
-	grad, json                             bool
+	model, requests, out, summary, pricing, record, replay string
+	budget                                                 int64
+	threads                                                int
+	grad, json                                             bool
 }
 
 func (t *tool) flags(verb string, args []string) (*options, error) {
@@ -38,15 +38,29 @@ func (t *tool) flags(verb string, args []string) (*options, error) {
 		return err
 	})
 	fs.StringVar(&o.summary, "summary", "", "file for the summary as one JSON object")
+	fs.StringVar(&o.record, "record", "", "file for a record of the plan, written before anything runs, for plan --replay; it holds no token")
 	fs.StringVar(&o.pricing, "pricing", "exact", "how calls are priced: exact")
 	fs.IntVar(&o.threads, "threads", 0, "worker threads (default: one per usable CPU)")
 	fs.StringVar(&o.out, "out", "", "file for the answers, written whole or not at all; - is standard output (the default)")
 	if verb == "plan" {
 		fs.BoolVar(&o.json, "json", false, "print the admission as JSON")
+		fs.StringVar(&o.replay, "replay", "", "instead of planning a call: answer the question of a record again, and say whether the answer is the same")
 		fs.BoolVar(&o.grad, "grad", false, "plan a call that keeps graphs for a backward")
 	}
 	if err := t.parse(fs, args, 0, ""); err != nil {
 		return nil, err
+	}
+	if o.replay != "" {
+		var other string
+		fs.Visit(func(f *flag.Flag) {
+			if f.Name != "replay" && f.Name != "json" {
+				other = f.Name
+			}
+		})
+		if other != "" {
+			return nil, &usageError{fmt.Sprintf("%s: --replay and --%s", verb, other), "a record holds all that its plan depends on: give --replay alone, or with --json"}
+		}
+		return o, nil
 	}
 	switch o.pricing {
 	case "exact":
@@ -67,8 +81,12 @@ func (t *tool) flags(verb string, args []string) (*options, error) {
 	if o.out == "-" {
 		o.out = ""
 	}
-	if o.out != "" && o.out == o.summary {
-		return nil, &usageError{verb + ": --out and --summary name the same file", "the one would replace the other"}
+	for _, pair := range [][2]struct{ flag, path string }{
+		{{"out", o.out}, {"summary", o.summary}}, {{"out", o.out}, {"record", o.record}}, {{"summary", o.summary}, {"record", o.record}},
+	} {
+		if pair[0].path != "" && pair[0].path == pair[1].path {
+			return nil, &usageError{fmt.Sprintf("%s: --%s and --%s name the same file", verb, pair[0].flag, pair[1].flag), "the one would replace the other"}
+		}
 	}
 	return o, nil
 }
@@ -105,16 +123,13 @@ type session struct {
 	dev     *device.Host
 	rank    *trainerrank.TrainerRank
 	admit   *trainerrank.Admission
+	planned *trainerrank.Record
 	staging int64 // bytes in flight while loading
 	sum     summary
 }
 
 // open reads requests, configuration and headers, and plans the call. It reads no weights.
-func (t *tool) open(ctx context.Context, verb string, args []string) (s *session, err error) {
-	o, err := t.flags(verb, args)
-	if err != nil {
-		return nil, err
-	}
+func (t *tool) open(ctx context.Context, verb string, o *options) (s *session, err error) {
 	s = &session{options: o, tool: t, verb: verb, file: o.requests}
 	switch o.requests {
 	case "":
@@ -143,17 +158,21 @@ func (t *tool) open(ctx context.Context, verb string, args []string) (s *session
 	if err := s.readRequests(ctx); err != nil {
 		return s, err
 	}
-	return s, s.plan(ctx)
+	if err := s.plan(ctx); err != nil {
+		return s, err
+	}
+	return s, s.writeRecord(ctx)
 }
 
 const (
 	writingAnswers = "write the answers to"
 	writingSummary = "write the summary to"
+	writingRecord  = "write the record to"
 )
 
 // probe finds out whether the files can be written, before there is anything to lose.
 func (s *session) probe() error {
-	for _, f := range []struct{ what, path string }{{writingAnswers, s.out}, {writingSummary, s.summary}} {
+	for _, f := range []struct{ what, path string }{{writingAnswers, s.out}, {writingSummary, s.summary}, {writingRecord, s.record}} {
 		if f.path == "" || f.what == writingAnswers && s.verb == "plan" {
 			continue
 		}
@@ -274,6 +293,9 @@ func (s *session) plan(ctx context.Context) (err error) {
 	} else {
 		opts = append(opts, trainerrank.WithUsableBytes(0))
 	}
+	if s.record != "" {
+		opts = append(opts, trainerrank.WithRecords(func(r *trainerrank.Record) { s.planned = r }))
+	}
 	if s.rank, err = trainerrank.New(s.model, opts...); err != nil {
 		return err
 	}
@@ -386,7 +408,11 @@ func (s *session) notes() {
 }
 
 func (t *tool) score(ctx context.Context, args []string) error {
-	s, err := t.open(ctx, "score", args)
+	o, err := t.flags("score", args)
+	if err != nil {
+		return err
+	}
+	s, err := t.open(ctx, "score", o)
 	if err != nil {
 		return err
 	}

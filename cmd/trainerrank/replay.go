@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/trainerrank/engine/trainerrank"
+)
+
+// writeRecord writes the record of the plan, if a file is named for it: before anything runs, so that it is there whatever becomes of the call.
+func (s *session) writeRecord(ctx context.Context) error {
+	if s.record == "" {
+		return nil
+	}
+	err := writeFile(ctx, s.record, func(w io.Writer) error {
+		_, err := w.Write(s.planned.Save())
+		return err
+	})
+	if err != nil {
+		return &fileError{s.verb + ": " + writingRecord, s.record, err}
+	}
+	if recorded := s.planned.Admission().Verdict; recorded != s.admit.Verdict {
+		fmt.Fprintf(s.stderr, "note: the record is of the call alone, which fits beside the weights (%s); what does not fit is to read them\n", recorded)
+	}
+	return nil
+}
+
+// replayed is what plan --replay --json prints.
+type replayed struct {
+	Same       bool                    `json:"same"`
+	Difference *trainerrank.Difference `json:"difference"` // null if there is none
+	Recorded   *trainerrank.Admission  `json:"recorded"`
+	Recomputed *trainerrank.Admission  `json:"recomputed"`
+}
+
+// replay answers the question of a record again, and fails if the answer is another one.
+func (t *tool) replay(ctx context.Context, o *options) error {
+	text, err := await(ctx, func() ([]byte, error) { return os.ReadFile(o.replay) })
+	if err != nil {
+		return &fileError{"plan: read the record", o.replay, err}
+	}
+	record, err := trainerrank.ReadRecord(text)
+	if err != nil {
+		return &hinted{fmt.Errorf("plan: read the record %s: %w", o.replay, err), "give a file that score or plan wrote for --record"}
+	}
+	r := replayed{Recorded: record.Admission()}
+	if r.Recomputed, r.Difference, err = record.Replay(ctx); err != nil {
+		return &hinted{fmt.Errorf("plan: %s: %w", o.replay, err), "another version of the engine may have written the record"}
+	}
+	r.Same = r.Difference == nil
+	if o.json {
+		e := json.NewEncoder(t.stdout)
+		e.SetIndent("", "  ")
+		err = e.Encode(&r)
+	} else {
+		err = r.print(t.stdout)
+	}
+	if err == nil && !r.Same {
+		err = &hinted{fmt.Errorf("plan: %s: the answer is another one here: %v", o.replay, r.Difference), "another version of the engine wrote the record, or somebody changed it"}
+	}
+	return err
+}
+
+func (r *replayed) print(out io.Writer) error {
+	line := func(a *trainerrank.Admission) string {
+		text, _, _ := strings.Cut(a.String(), "\n")
+		if a.Verdict == trainerrank.Refused {
+			text += fmt.Sprintf("; %d bytes would do, the first %d requests fit", a.SmallestBudgetBytes, a.LargestPrefix)
+		}
+		return text
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "recorded\t%s\n", line(r.Recorded))
+	fmt.Fprintf(w, "recomputed\t%s\n", line(r.Recomputed))
+	if r.Same {
+		fmt.Fprint(w, "same\tyes, to the byte\n")
+	} else {
+		fmt.Fprintf(w, "same\tno: %v\n", r.Difference)
+	}
+	return w.Flush()
+}
