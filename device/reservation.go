@@ -95,6 +95,15 @@ func (r *Reservation) Used() Sizes { return r.high }
 // equals the [Counter.Peak] of its rehearsal.
 func (r *Reservation) Peak() int64 { return r.peak }
 
+// Kept is what is in use now and is not scratch, in bytes, each purpose rounded to pages. Like the arena's methods it belongs to the goroutine that runs the pass.
+func (r *Reservation) Kept() int64 { return r.sum - r.page[Scratch] }
+
+// InUse is what is in use now, in bytes, each purpose rounded to pages.
+func (r *Reservation) InUse() int64 { return r.sum }
+
+// ResetPeak makes what is in use now the [Reservation.Peak].
+func (r *Reservation) ResetPeak() { r.peak = r.sum }
+
 // NextTurn cuts the slab for the next pass: what was kept stays where it is, and scratch begins behind all that the pass may keep. It panics if
 // there is no further turn, or while scratch is in use. Like the arena's methods it belongs to the goroutine that runs the passes.
 func (r *Reservation) NextTurn() {

@@ -70,18 +70,17 @@ func (p Price) String() string {
 }
 
 // OfFootprints is the exact price of a subforward that runs passes with these footprints one after the other, one per group of requests
-// that share weights and grad mode. All that passes keep adds up; their scratch is one stack, used in turn. Gradients add up, because groups with
-// gradients have different weights. There is no safety factor: a footprint is rounded as the device rounds. No footprints cost nothing.
+// that share weights and grad mode. All that passes keep adds up; the rest is used in turn, by one forward or by one backward, whose gradients are handed on
+// when it is done. There is no safety factor: a footprint is rounded as the device rounds. No footprints cost nothing.
 func OfFootprints(passes ...forward.Footprint) Price {
 	p := Price{Basis: Exact, Trusted: true}
-	var scratch, backward, gradients int64
+	ephemeral := int64(0)
 	for _, f := range passes {
 		p.Outputs = plus(p.Outputs, f.Outputs)
 		p.Retained = plus(p.Retained, plus(f.Outputs, f.Retained))
-		scratch, backward = max(scratch, f.Scratch), max(backward, f.BackwardScratch)
-		gradients = plus(gradients, f.Gradients)
+		ephemeral = max(ephemeral, f.Scratch, plus(f.BackwardScratch, f.Gradients))
 	}
-	p.Required = plus(p.Retained, max(scratch, plus(backward, gradients)))
+	p.Required = plus(p.Retained, ephemeral)
 	return p
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/trainerrank/engine/device"
@@ -23,13 +24,15 @@ type (
 	Retention = ladder.Retention
 )
 
-// Bases, verdicts and the one retention that a call without gradients has.
+// Bases, verdicts and retentions.
 const (
 	Exact   = profile.Exact
 	Whole   = ladder.Whole
 	Split   = ladder.Split
 	Refused = ladder.Refused
 	Stored  = ladder.Stored
+	Layer   = ladder.Layer
+	Replay  = ladder.Replay
 )
 
 // Admission is the answer to whether a call fits, and how it would run. It holds no token.
@@ -59,6 +62,8 @@ type question struct {
 	Anchor   string             `json:"anchor,omitzero"` // a layout that is forced; "" for the cheapest
 	Requests []request          `json:"requests"`
 	Groups   []requests         `json:"groups"`
+	// Retentions are those that may be used for graphs; nil means all.
+	Retentions []Retention `json:"retentions,omitempty"`
 
 	rehearser
 	said *footprints // what the rehearser has said, if that is to be remembered
@@ -77,7 +82,43 @@ type request struct {
 // requests are what is known of those of a group together.
 type requests struct {
 	group
-	Tree outlined `json:"tree"` // its rows are the requests, in the caller's order
+	Adapter *adapter `json:"adapter,omitempty"` // what the checkpoint adds to; nil for the base model
+	Tree    outlined `json:"tree"`              // its rows are the requests, in the caller's order
+}
+
+// adapter is the shape of an adapter.
+type adapter struct {
+	Bytes   int64     `json:"bytes"` // of all its parameters
+	Modules []adapted `json:"modules"`
+}
+
+// adapted is a module to which an adapter adds.
+type adapted struct {
+	Module int `json:"module"`
+	Rank   int `json:"rank"`
+}
+
+func shapeOf(a *forward.Adapter) *adapter {
+	if a == nil {
+		return nil
+	}
+	s := &adapter{Bytes: a.Bytes}
+	for _, l := range a.LoRA {
+		s.Modules = append(s.Modules, adapted{l.Module, l.Rank})
+	}
+	return s
+}
+
+// adapter is one of the shape, without parameters: for a rehearsal.
+func (s *adapter) adapter(name string) *forward.Adapter {
+	if s == nil {
+		return nil
+	}
+	a := &forward.Adapter{Name: name, Bytes: s.Bytes}
+	for _, m := range s.Modules {
+		a.LoRA = append(a.LoRA, forward.LoRA{Module: m.Module, Rank: m.Rank})
+	}
+	return a
 }
 
 // outlined is a tree in its short form.
@@ -92,7 +133,7 @@ type rehearser interface {
 func (t *TrainerRank) ask(c *call, g *ground, explain bool) (*question, error) {
 	q := &question{
 		Usable: g.usable, Explain: explain, Device: t.dev.Name(), Model: t.model.Spec(), Tables: t.tables, Anchor: g.anchor, rehearser: g.model,
-		Requests: make([]request, len(c.inputs)), Groups: make([]requests, len(c.members)),
+		Requests: make([]request, len(c.inputs)), Groups: make([]requests, len(c.members)), Retentions: c.retentions,
 	}
 	for i, in := range c.inputs {
 		q.Requests[i] = request{Group: c.groups[i], Tokens: len(in.Tokens), TopK: in.TopK, Logits: in.Logits, Hidden: in.HiddenStates}
@@ -105,7 +146,11 @@ func (t *TrainerRank) ask(c *call, g *ground, explain bool) (*question, error) {
 		if err != nil {
 			return nil, err
 		}
-		q.Groups[g] = requests{c.kinds[g], outlined{tree}}
+		a, err := t.adapterOf(c.kinds[g])
+		if err != nil {
+			return nil, err
+		}
+		q.Groups[g] = requests{c.kinds[g], shapeOf(a), outlined{tree}}
 	}
 	return q, nil
 }
@@ -143,7 +188,7 @@ func (q *question) admit(ctx context.Context) (*Admission, error) {
 		return nil, err
 	}
 	// A total fits if its pages do, which is to say, if it is within the whole pages that may be used.
-	found, err := ladder.Search(lc, p, p, q.Usable&^(device.PageSize-1), ladder.Options{Explain: q.Explain})
+	found, err := ladder.Search(lc, p, p, q.Usable&^(device.PageSize-1), ladder.Options{Explain: q.Explain, Retentions: q.Retentions})
 	if err != nil {
 		return nil, err
 	}
@@ -163,12 +208,24 @@ func (q *question) admit(ctx context.Context) (*Admission, error) {
 	if len(q.Requests) == 0 {
 		a.SubforwardRequestIndices = [][]int{}
 	}
+	if q.grad() {
+		a.Shares = slabs(a)
+		for _, c := range a.Chunks {
+			a.Shares[device.Retained] += c.Price.Retained - c.Price.Outputs
+		}
+		return a, nil
+	}
 	for _, turn := range turns(a) {
 		if turn.Total() > a.Shares.Total() {
 			a.Shares = turn
 		}
 	}
 	return a, nil
+}
+
+// grad says whether any graph is to be kept.
+func (q *question) grad() bool {
+	return slices.ContainsFunc(q.Groups, func(r requests) bool { return r.Grad })
 }
 
 // planner lays out and prices the subforwards of one call for the ladder.
@@ -185,15 +242,14 @@ type planner struct {
 // work is a subforward that was laid out.
 type work struct {
 	passes []*pass // one per group
-	priced bool
-	price  profile.Price
+	prices map[Retention]profile.Price
 }
 
 // pass is the part of a subforward that is one batch.
 type pass struct {
-	requests  []int // indices of the caller's inputs
-	layout    *prefixtree.Layout
-	footprint forward.Footprint
+	requests []int // indices of the caller's inputs
+	layout   *prefixtree.Layout
+	prints   map[Retention]forward.Footprint
 }
 
 func newPlanner(ctx context.Context, q *question) *planner {
@@ -351,56 +407,70 @@ func (p *planner) byGroup(requests []int) [][]int {
 }
 
 // Price is the price of a plan, by rehearsal. It is for package ladder.
-func (p *planner) Price(plan *ladder.Plan, _ ladder.Retention) (profile.Price, error) {
+func (p *planner) Price(plan *ladder.Plan, r ladder.Retention) (profile.Price, error) {
 	w := plan.Work.(*work)
-	if w.priced {
-		return w.price, nil
+	if price, known := w.prices[r]; known {
+		return price, nil
 	}
 	var prints []forward.Footprint
 	for _, pass := range w.passes {
-		if err := p.rehearse(pass); err != nil {
+		f, err := p.rehearse(pass, r)
+		if err != nil {
 			return profile.Price{}, err
 		}
-		prints = append(prints, pass.footprint)
+		prints = append(prints, f)
 	}
-	w.priced, w.price = true, profile.OfFootprints(prints...)
-	return w.price, nil
+	price := profile.OfFootprints(prints...)
+	if w.prices == nil {
+		w.prices = map[Retention]profile.Price{}
+	}
+	w.prices[r] = price
+	return price, nil
 }
 
-// rehearse says what a pass needs. It is not packed for that: most passes are priced and not run.
-func (p *planner) rehearse(pass *pass) error {
-	l := pass.layout
+// rehearse says what a pass needs under a retention. It is not packed for that: most passes are priced and not run.
+func (p *planner) rehearse(pass *pass, r Retention) (forward.Footprint, error) {
+	l, g := pass.layout, &p.Groups[p.Requests[pass.requests[0]].Group]
 	if l.Packed > math.MaxInt32 {
-		return fmt.Errorf("forward: %d packed tokens, at most %d are possible in one batch", l.Packed, math.MaxInt32)
+		return forward.Footprint{}, fmt.Errorf("forward: %d packed tokens, at most %d are possible in one batch", l.Packed, math.MaxInt32)
 	}
 	blank := p.zeros(l.Packed)
 	b := &forward.Batch{
 		Batch:    &prefixtree.Batch{Tokens: blank, Positions: blank, SegmentOf: blank, Spans: l.Spans, Terminals: l.Terminals, Rows: len(pass.requests)},
-		Requests: make([]*forward.Input, len(pass.requests)),
+		Requests: make([]*forward.Input, len(pass.requests)), Adapter: g.Adapter.adapter(g.Slot), Grad: g.Grad,
+	}
+	if g.Grad {
+		b.Keep = r
 	}
 	for i, r := range pass.requests {
 		b.Requests[i] = &p.inputs[r]
 	}
-	f, err := p.said.of(pass, func() (forward.Footprint, error) { return p.rehearser.Rehearse(b) })
+	f, err := p.said.of(pass, b.Keep, func() (forward.Footprint, error) { return p.rehearser.Rehearse(b) })
 	if err != nil {
-		return err
+		return f, err
 	}
-	if f.Retained != 0 || f.BackwardScratch != 0 || f.Gradients != 0 {
-		return fmt.Errorf("forward: the model says that a pass without gradients keeps a graph: %v", f)
+	if !g.Grad && (f.Retained != 0 || f.BackwardScratch != 0 || f.Gradients != 0) {
+		return f, fmt.Errorf("forward: the model says that a pass without gradients keeps a graph: %v", f)
 	}
 	// Outputs of subforwards lie side by side, so that they add up to the same however a call is cut. (What somebody else's model rehearses may be
 	// rounded otherwise, or not at all.)
-	f.Outputs, f.Scratch = device.RoundAlign(f.Outputs), device.RoundPages(f.Scratch)
+	for _, n := range []*int64{&f.Scratch, &f.Retained, &f.BackwardScratch, &f.Gradients} {
+		*n = device.RoundPages(*n)
+	}
+	f.Outputs = device.RoundAlign(f.Outputs)
 	if n := device.RoundAlign(f.OutputBytes); n > 0 && device.RoundPages(n) == device.RoundPages(f.Outputs) {
 		f.Outputs = n
 	}
-	pass.footprint = f
-	return nil
+	if pass.prints == nil {
+		pass.prints = map[Retention]forward.Footprint{}
+	}
+	pass.prints[r] = f
+	return f, nil
 }
 
 // Minimal is the price of the requests in the layout with fewest tokens. It is for package ladder.
 func (p *planner) Minimal(requests []int, r ladder.Retention) (profile.Price, error) {
-	key := make([]byte, 0, 4*len(requests))
+	key := append(make([]byte, 0, 8+4*len(requests)), r...)
 	for _, q := range requests {
 		key = binary.LittleEndian.AppendUint32(key, uint32(q))
 	}

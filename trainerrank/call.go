@@ -14,6 +14,7 @@ type call struct {
 	checkpoint forward.Selection
 	progress   func(done, total int)
 	agree      bool             // with the other ranks on the outcome
+	retentions []Retention      // that may be used; nil: all
 	inputs     []*forward.Input // in the caller's order
 	groups     []int            // per input its group, -1 if it wants no output
 	members    [][]int          // per group its inputs, in the caller's order
@@ -37,7 +38,7 @@ func (t *TrainerRank) newCall(in forward.Inputs, opts []CallOption) (*call, erro
 		err := check(in, spec)
 		number := -1
 		if err == nil && in.Active() {
-			number, err = c.group(in)
+			number, err = t.group(c, in)
 		}
 		if err != nil {
 			return &InputError{path(), len(c.inputs), err}
@@ -85,27 +86,24 @@ func check(in *forward.Input, spec forward.Spec) error {
 	return nil
 }
 
-// group is the number of the group of an active input, or says what the engine cannot do yet for it.
-func (c *call) group(in *forward.Input) (int, error) {
-	sel := in.Checkpoint
-	if sel.Inherits() {
-		sel = c.checkpoint
+// group is the number of the group of an active input, or an error if its checkpoint cannot do what is asked of it.
+func (t *TrainerRank) group(c *call, in *forward.Input) (int, error) {
+	g := group{Grad: in.Grad == forward.WithGrad || in.Grad == forward.Inherit && c.grad == forward.WithGrad}
+	switch {
+	case t.slots != nil:
+		g.Slot = t.slots.Resolve(in.Checkpoint, c.checkpoint)
+	case in.Checkpoint.Inherits():
+		g.Slot = c.checkpoint.Name()
+	default:
+		g.Slot = in.Checkpoint.Name()
 	}
-	if sel.Name() != "" {
-		return 0, &SlotStateError{Slot: sel.Name(), Reason: "no checkpoint of that name is loaded"}
-	}
-	grad := in.Grad
-	if grad == forward.Inherit {
-		grad = c.grad
-	}
-	if grad == forward.WithGrad {
-		return 0, &RuntimeSupportError{"gradients are not built yet: use the no-grad mode"}
-	}
-	g := group{sel.Name(), grad == forward.WithGrad}
 	n := slices.Index(c.kinds, g)
 	if n < 0 {
 		n = len(c.kinds)
 		c.kinds, c.members = append(c.kinds, g), append(c.members, nil)
+		if _, err := t.adapterOf(g); err != nil {
+			return 0, err
+		}
 	}
 	return n, nil
 }
@@ -121,7 +119,7 @@ func (c *call) rows(inputs []int) [][]int32 {
 
 // batch is a pass over inputs, packed as laid out.
 func (c *call) batch(p *pass) (*forward.Batch, error) {
-	b := &forward.Batch{}
+	b := &forward.Batch{Grad: c.kinds[c.groups[p.requests[0]]].Grad}
 	for _, r := range p.requests {
 		b.Requests = append(b.Requests, c.inputs[r])
 	}

@@ -55,3 +55,9 @@ func WithProgress(fn func(done, total int)) CallOption { return func(c *call) { 
 // AgreeAcrossRanks makes the ranks of the world agree on the outcome: a call that is refused or fails on one rank gives an error on all, on the others one that
 // wraps a [*collective.PeerError], and then nothing of it is left on any. All ranks must make the call, with inputs of their own, which may be none.
 func AgreeAcrossRanks() CallOption { return func(c *call) { c.agree = true } }
+
+// WithRetentions says what graphs may keep, in the order in which it is tried: by default everything ([Stored]), and if no split of the call fits so, the input of each
+// layer ([Layer]), then nothing ([Replay]). Gradients are the same, to the bit; the fewer a graph keeps, the more its backward has to compute again.
+func WithRetentions(r ...Retention) CallOption {
+	return func(c *call) { c.retentions = slices.Clone(r) }
+}

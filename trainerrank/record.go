@@ -61,8 +61,9 @@ type rehearsals struct {
 
 // footprint is what a model said of a pass.
 type footprint struct {
-	Requests  []int `json:"requests"`  // in row order
-	Decisions []int `json:"decisions"` // that are shared of the tree of these requests
+	Requests  []int     `json:"requests"`            // in row order
+	Decisions []int     `json:"decisions"`           // that are shared of the tree of these requests
+	Retention Retention `json:"retention,omitempty"` // of its graph; "" if it keeps none
 	forward.Footprint
 }
 
@@ -259,15 +260,15 @@ func (p *footprint) key() string {
 	for _, d := range p.Decisions {
 		key = binary.AppendUvarint(key, uint64(d))
 	}
-	return string(key)
+	return string(append(key, p.Retention...))
 }
 
 // of is the footprint of a pass: what was said of it, or else what ask says.
-func (f *footprints) of(p *pass, ask func() (forward.Footprint, error)) (forward.Footprint, error) {
+func (f *footprints) of(p *pass, r Retention, ask func() (forward.Footprint, error)) (forward.Footprint, error) {
 	if f == nil {
 		return ask()
 	}
-	said := footprint{Requests: p.requests, Decisions: p.layout.Decisions}
+	said := footprint{Requests: p.requests, Decisions: p.layout.Decisions, Retention: r}
 	if known, ok := f.known[said.key()]; ok {
 		return known, nil
 	}
@@ -349,6 +350,16 @@ func (q *question) check(v strictjson.Value) error {
 		}
 	}
 	for g, n := range members {
+		if a := q.Groups[g].Adapter; a != nil {
+			if a.Bytes < 0 || a.Bytes > math.MaxInt64/8 {
+				return fail("groups[%d].adapter.bytes: %d", g, a.Bytes)
+			}
+			for i, m := range a.Modules {
+				if m.Module < 0 || m.Rank < 1 || m.Rank > maxReplayTokens {
+					return fail("groups[%d].adapter.modules[%d]: module %d, rank %d", g, i, m.Module, m.Rank)
+				}
+			}
+		}
 		if rows := len(q.Groups[g].Tree.Terminals); n != rows {
 			return fail("groups[%d].tree.terminals: %d rows, but %d requests", g, rows, n)
 		}

@@ -115,7 +115,7 @@ func TestErrorsNameThePlace(t *testing.T) {
 	vocab := m.Spec().Vocabulary
 	v := int32(vocab)
 	ok := forward.Input{Tokens: []int32{1, 2}, TopK: 1}
-	support, slot := new(trainerrank.RuntimeSupportError), new(trainerrank.SlotStateError)
+	slot := new(trainerrank.SlotStateError)
 	for _, c := range []struct {
 		name string
 		in   forward.Input
@@ -141,8 +141,8 @@ func TestErrorsNameThePlace(t *testing.T) {
 		{"a negative top k", forward.Input{Tokens: []int32{1}, TopK: -1}, nil, "top k -1", nil},
 		{"a top k above the vocabulary", forward.Input{Tokens: []int32{1}, TopK: vocab + 1}, nil, fmt.Sprintf("top k %d is not between 0 and the vocabulary of %d", vocab+1, vocab), nil},
 		{"an unknown grad mode", forward.Input{Tokens: []int32{1}, TopK: 1, Grad: 7}, nil, "grad mode 7", nil},
-		{"with grad", forward.Input{Tokens: []int32{1}, TopK: 1, Grad: forward.WithGrad}, nil, "gradients are not built yet", &support},
-		{"with grad by the call", forward.Input{Tokens: []int32{1}, TopK: 1}, []trainerrank.CallOption{trainerrank.WithGradMode(forward.WithGrad)}, "gradients are not built yet", &support},
+		{"with grad", forward.Input{Tokens: []int32{1}, TopK: 1, Grad: forward.WithGrad}, nil, `checkpoint "": the base model is not trained`, &slot},
+		{"with grad by the call", forward.Input{Tokens: []int32{1}, TopK: 1}, []trainerrank.CallOption{trainerrank.WithGradMode(forward.WithGrad)}, `checkpoint "": the base model is not trained`, &slot},
 		{"a checkpoint", forward.Input{Tokens: []int32{1}, TopK: 1, Checkpoint: forward.Checkpoint("a")}, nil, `checkpoint "a": no checkpoint of that name is loaded`, &slot},
 		{"a checkpoint by the call", forward.Input{Tokens: []int32{1}, TopK: 1}, []trainerrank.CallOption{trainerrank.WithCheckpoint(forward.Checkpoint("b"))}, `checkpoint "b"`, &slot},
 	} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
@@ -15,32 +16,27 @@ const maxPlans = 3
 
 // reserve plans a call and takes its bytes. Others may take from the device at the same time: if what was free is gone, nothing has run yet, and the call
 // is planned anew for what there is. (With peers it is not, since they would have to do the same.) It gives a *MemoryError if that is too little.
-func (t *TrainerRank) reserve(ctx context.Context, c *call, g *ground) (*Admission, *device.Reservation, error) {
+func (t *TrainerRank) reserve(ctx context.Context, c *call, g *ground) (*Admission, memory, error) {
+	none := (*device.Reservation)(nil)
 	for plans := 1; ; plans++ {
 		a, err := t.admit(ctx, c, g, false)
 		if err != nil {
-			return nil, nil, err
+			return nil, none, err
 		}
 		t.record(telemetry(a))
 		if a.Verdict == Refused {
-			return nil, nil, c.refusal(a)
+			return nil, none, c.refusal(a)
 		}
-		turns := turns(a)
-		if len(turns) == 0 {
-			return a, nil, nil // nothing is wanted
+		if a.PackedTokens == 0 {
+			return a, none, nil // nothing is wanted
 		}
-		var res *device.Reservation
-		if len(turns) == 1 {
-			res, err = t.dev.Reserve(turns[0])
-		} else {
-			res, err = t.dev.ReserveTurns(turns)
-		}
+		held, err := t.take(c, a)
 		if err == nil {
-			return a, res, nil
+			return a, held, nil
 		}
 		var oom *device.OutOfMemoryError
 		if !errors.As(err, &oom) {
-			return nil, nil, fmt.Errorf("forward: %w", err)
+			return nil, none, fmt.Errorf("forward: %w", err)
 		}
 		if oom.Err != nil || plans == maxPlans || t.peers.Size() > 1 {
 			e := c.memoryError(a)
@@ -52,14 +48,37 @@ func (t *TrainerRank) reserve(ctx context.Context, c *call, g *ground) (*Admissi
 			if oom.Err == nil {
 				e.Suggestion = "others take the device's memory while the call is planned: let it run alone, or give it smaller inputs"
 			}
-			return nil, nil, e
+			return nil, none, e
 		}
 		g.usable = t.usable(oom.FreeBytes, g.hooks)
 	}
 }
 
+// take takes the bytes of an admission from the device.
+func (t *TrainerRank) take(c *call, a *Admission) (memory, error) {
+	if slices.ContainsFunc(c.kinds, func(g group) bool { return g.Grad }) {
+		m, err := t.takeTraining(c, a)
+		if err != nil {
+			return nil, err
+		}
+		return m, nil
+	}
+	turns := turns(a)
+	var res *device.Reservation
+	var err error
+	if len(turns) == 1 {
+		res, err = t.dev.Reserve(turns[0])
+	} else {
+		res, err = t.dev.ReserveTurns(turns)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return res, nil
+}
+
 // run runs the subforwards of an admission inside its reservation. The outputs stay in it.
-func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, res *device.Reservation, flat []*forward.Output, tel *Telemetry) (err error) {
+func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, res memory, flat []*forward.Output, tel *Telemetry) (err error) {
 	done, count := 0, len(a.Chunks)
 	defer func() {
 		// A slab that is too small is a fault of the rehearsal: an error of this call, not the end of the process.
@@ -100,22 +119,36 @@ func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, res *devic
 			} else {
 				b.Progress = progress
 			}
-			b.Arena = res
-			if err := t.pass(ctx, p, b, flat); err != nil {
+			b.Arena, b.Keep = res, a.Retention
+			if err := t.pass(ctx, p, b, c.kinds[c.groups[p.requests[0]]], flat); err != nil {
 				return err
 			}
 			before += p.layout.Packed
 		}
 	}
-	kept := res.Used() // the most, which for what is not released yet is what is left
-	kept[device.Scratch] = 0
-	tel.RetainedBytes = kept.Total()
+	tel.RetainedBytes = res.Kept()
 	res.ReleaseScratch()
 	return nil
 }
 
-// pass runs one batch and puts its outputs where they belong.
-func (t *TrainerRank) pass(ctx context.Context, p *pass, b *forward.Batch, flat []*forward.Output) error {
+// pass runs one batch on the checkpoint of its group, and puts its outputs where they belong.
+func (t *TrainerRank) pass(ctx context.Context, p *pass, b *forward.Batch, kind group, flat []*forward.Output) error {
+	var g *graph
+	if m, ok := b.Arena.(*training); ok {
+		defer m.observe()
+		if kind.Grad {
+			g = m.begin()
+			b.Adapter = g.lease.Adapter()
+		}
+	}
+	if g == nil && kind.Slot != "" {
+		lease, err := t.slots.Acquire(kind.Slot)
+		if err != nil {
+			return fmt.Errorf("forward: %w", err)
+		}
+		defer lease.Release()
+		b.Adapter = lease.Adapter()
+	}
 	res, err := t.model.Forward(ctx, b)
 	if err != nil {
 		return fmt.Errorf("forward: %w", err)
@@ -126,8 +159,15 @@ func (t *TrainerRank) pass(ctx context.Context, p *pass, b *forward.Batch, flat 
 	if len(res.Outputs) != len(p.requests) {
 		return fmt.Errorf("forward: the model gave %d outputs for %d requests", len(res.Outputs), len(p.requests))
 	}
+	if g != nil {
+		if res.Graph == nil {
+			return errors.New("forward: the model kept no graph")
+		}
+		g.Graph = res.Graph
+	}
 	for i, r := range p.requests {
 		*flat[r] = res.Outputs[i] // a copy: whatever the model does with its own keeps nothing of the call
+		flat[r].Checkpoint = kind.Slot
 	}
 	return nil
 }

@@ -5,7 +5,8 @@
 // whole, reserves its bytes or refuses before anything runs ([*MemoryError]), runs, and gives the answers back in the caller's
 // order and nesting. An answer has the same bits whatever else was in the call, and however it was split.
 //
-// Not built yet: gradients, and checkpoints beside the base model. Asking for one is a typed error.
+// With gradients, what each subforward leaves for its backward stays until [Result.Backward], or [Subforward.Backward], has added its gradients to those of the checkpoint
+// that it ran on; what the backward needs was reserved with the call. [TrainerRank.Checkpoints] are the adapters that are trained.
 package trainerrank
 
 import (
@@ -21,6 +22,7 @@ import (
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/forward/prefixtree"
+	"github.com/trainerrank/engine/slots"
 )
 
 // TrainerRank runs calls of one model on one device. Its methods may be called from several goroutines; calls run one at a time.
@@ -32,6 +34,7 @@ type TrainerRank struct {
 	turn  chan struct{}    // holds one token: the right to run a call
 	world collective.World // ranks with inputs of their own
 	peers collective.World // ranks with the same inputs
+	slots *slots.Set       // nil if the model takes no adapters
 	// tables are those of costs, in the order in which they are asked whether they are for the model and the device.
 	tables  []prefixtree.Table
 	records func(*Record) // nil: not wanted
@@ -56,6 +59,9 @@ func New(m forward.Model, opts ...Option) (*TrainerRank, error) {
 	}
 	if t.dev == nil {
 		return nil, fmt.Errorf("new trainer rank: no device: place the model on one, or use WithDevice")
+	}
+	if ad, ok := m.(forward.Adaptable); ok {
+		t.slots = slots.New(ad.Modules(), t.dev, slots.Options{World: t.world, BaseModel: m.Spec().Name})
 	}
 	return t, nil
 }
@@ -105,18 +111,30 @@ type Result struct {
 	Outputs   forward.Outputs
 	Telemetry Telemetry
 
-	held *holding
+	owner  *TrainerRank
+	inputs int // of the call
+	held   *holding
+}
+
+// memory is where the passes of a call live: a [device.Reservation] of what they were rehearsed to need, or what a call with gradients has ([training]).
+type memory interface {
+	device.Arena
+	NextTurn()
+	Peak() int64
+	Kept() int64
+	ReleaseScratch()
+	Release()
 }
 
 // holding is the memory of a result. The result and each of its outputs refer to it; when none of them is reachable any more, its cleanup gives the memory back.
 type holding struct {
-	slabs   *device.Reservation // nil if nothing is held
+	memory
 	cleanup runtime.Cleanup
 }
 
-func hold(slabs *device.Reservation) *holding {
-	h := &holding{slabs: slabs}
-	h.cleanup = runtime.AddCleanup(h, (*device.Reservation).Release, slabs)
+func hold(m memory) *holding {
+	h := &holding{memory: m}
+	h.cleanup = runtime.AddCleanup(h, memory.Release, m)
 	return h
 }
 
@@ -124,7 +142,17 @@ func hold(slabs *device.Reservation) *holding {
 // released by the collector, some time later. A tensor alone, taken out of its [forward.Output], does not keep the memory.
 func (r *Result) Release() {
 	r.held.cleanup.Stop()
-	r.held.slabs.Release()
+	r.held.memory.Release()
+}
+
+// ObservedPeakBytes is the most that the call had in use at one moment so far, in bytes: in its forward, and in the backwards that were run.
+func (r *Result) ObservedPeakBytes() int64 {
+	if m, ok := r.held.memory.(*training); ok {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.peak
+	}
+	return r.Telemetry.ObservedPeakBytes
 }
 
 // lock waits for the turn of a call.
@@ -171,9 +199,10 @@ func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts
 			defer func() { <-t.turn }()
 		}
 	}
+	err = t.ensure(ctx, c, err)
 	g, err := t.survey(ctx, c, err)
 	var a *Admission
-	var slabs *device.Reservation
+	var slabs memory = (*device.Reservation)(nil)
 	kept := false
 	defer func() { // whatever ends the call: an error, a panic, the end of the goroutine
 		if !kept {
@@ -193,7 +222,7 @@ func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts
 	var tel Telemetry
 	if a != nil {
 		tel = telemetry(a)
-		if slabs != nil {
+		if a.PackedTokens > 0 {
 			err = t.run(ctx, c, a, slabs, flat, &tel)
 		}
 		t.record(tel)
@@ -201,7 +230,7 @@ func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts
 	if err = t.settle(ctx, c, nil, err); err != nil {
 		return nil, err
 	}
-	res := &Result{held: hold(slabs), Telemetry: tel, Outputs: in.Shape(flat)}
+	res := &Result{owner: t, inputs: len(flat), held: hold(slabs), Telemetry: tel, Outputs: in.Shape(flat)}
 	for _, o := range flat {
 		o.KeepAlive(res.held)
 	}

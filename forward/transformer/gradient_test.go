@@ -2,12 +2,9 @@ package transformer_test
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"math"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"unsafe"
@@ -15,46 +12,7 @@ import (
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/internal/golden"
-	"github.com/trainerrank/engine/loader"
 )
-
-// tensors reads a file of float32 or float64 tensors.
-func tensors(t testing.TB, folder fs.FS, name string) map[string][]float64 {
-	t.Helper()
-	data, err := fs.ReadFile(folder, name)
-	if errors.Is(err, fs.ErrNotExist) && name == "model.safetensors" {
-		return nil // in several files
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "tensors.safetensors")
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	set, err := loader.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer set.Close()
-	all := map[string][]float64{}
-	for _, x := range set.Files[0].Tensors {
-		raw := make([]byte, x.Bytes)
-		if err := set.ReadAt(x, raw, 0); err != nil {
-			t.Fatal(err)
-		}
-		m := device.MemOf(raw)
-		switch x.DType {
-		case loader.F64:
-			all[x.Name] = append([]float64(nil), m.F64()...)
-		case loader.F32:
-			for _, v := range m.F32() {
-				all[x.Name] = append(all[x.Name], float64(v))
-			}
-		}
-	}
-	return all
-}
 
 // adapter reads a PEFT folder, without any of the checks that package slots makes, into memory of the model's device.
 func adapter(t testing.TB, m *golden.Loaded, folder fs.FS) *forward.Adapter {
@@ -71,14 +29,14 @@ func adapter(t testing.TB, m *golden.Loaded, folder fs.FS) *forward.Adapter {
 	if err := json.Unmarshal(data, &config); err != nil {
 		t.Fatal(err)
 	}
-	values := tensors(t, folder, "adapter_model.safetensors")
+	values := golden.Tensors(t, folder, "adapter_model.safetensors")
 	scale := config.Alpha / float64(config.R)
 	if config.Stabilised {
 		scale = config.Alpha / math.Sqrt(float64(config.R))
 	}
 	var lora []forward.LoRA
 	for i, mod := range m.Modules() {
-		if _, ok := values[loraName(mod, "A")]; ok {
+		if _, ok := values[golden.LoRAName(mod, "A")]; ok {
 			lora = append(lora, forward.LoRA{Module: i, Rank: config.R, Scale: float32(scale)})
 		}
 	}
@@ -92,50 +50,15 @@ func adapter(t testing.TB, m *golden.Loaded, folder fs.FS) *forward.Adapter {
 	for _, l := range a.LoRA {
 		mod := m.Modules()[l.Module]
 		dst := a.Params.Slice(l.A, int64(l.Rank*mod.In)*4).F32()
-		for i, v := range values[loraName(mod, "A")] {
+		for i, v := range values[golden.LoRAName(mod, "A")] {
 			dst[i] = float32(v)
 		}
 		dst = a.Params.Slice(l.B, int64(l.Rank*mod.Out)*4).F32()
-		for i, v := range values[loraName(mod, "B")] {
+		for i, v := range values[golden.LoRAName(mod, "B")] {
 			dst[i%l.Rank*mod.Out+i/l.Rank] = float32(v)
 		}
 	}
 	return a
-}
-
-func loraName(m forward.Module, matrix string) string {
-	return "base_model.model." + m.Path + ".lora_" + matrix + ".weight"
-}
-
-// named takes a vector of an adapter's gradients apart, as in adapter files.
-func named(m *golden.Loaded, a *forward.Adapter, vector []float32) map[string][]float32 {
-	all := map[string][]float32{}
-	for _, l := range a.LoRA {
-		mod := m.Modules()[l.Module]
-		all[loraName(mod, "A")] = vector[l.A/4:][:l.Rank*mod.In]
-		b := make([]float32, l.Rank*mod.Out)
-		for i := range b {
-			b[i] = vector[int(l.B/4)+i%l.Rank*mod.Out+i/l.Rank]
-		}
-		all[loraName(mod, "B")] = b
-	}
-	return all
-}
-
-// cotangents of the golden loss.
-func cotangents(requests []golden.Request, ref map[string][]float64) []forward.OutputGrad {
-	f32 := func(name string) []float32 {
-		var list []float32
-		for _, v := range ref[name] {
-			list = append(list, float32(v))
-		}
-		return list
-	}
-	grads := make([]forward.OutputGrad, len(requests))
-	for i, r := range requests {
-		grads[i] = forward.OutputGrad{TargetLogprobs: f32(r.ID + ".coefficients"), Logits: f32(r.ID + ".d_logits"), HiddenStates: f32(r.ID + ".d_hidden_states")}
-	}
-	return grads
 }
 
 // backward runs a batch forward and backward in memory full of NaN and of exactly the size that was rehearsed.
@@ -227,7 +150,7 @@ func TestGradientParity(t *testing.T) {
 						}
 						b.Adapter = adapter(t, m, sub)
 					}
-					grads := cotangents(requests, tensors(t, folder, "gradients.safetensors"))
+					grads := golden.Cotangents(requests, golden.Tensors(t, folder, "gradients.safetensors"))
 					_, vector := backward(t, m, b, grads)
 					var got map[string][]float32
 					if what == "" {
@@ -237,9 +160,9 @@ func TestGradientParity(t *testing.T) {
 							got[p.Name] = m.BaseValues(f32, i)
 						}
 					} else {
-						got = named(m, b.Adapter, vector)
+						got = golden.Named(m.Modules(), b.Adapter, vector)
 					}
-					all, worst, which := off(t, got, tensors(t, folder, file))
+					all, worst, which := off(t, got, golden.Tensors(t, folder, file))
 					fmt.Fprintf(&table, "| %s | %s | %s | %.1e | %.1e `%s` |\n", c.Model, what, kernel, all, worst, which)
 					if !(all <= 2e-5) || !(worst <= 5e-5) {
 						t.Errorf("gradients are off by %.2e, the worst tensor by %.2e: %s", all, worst, which)
@@ -276,7 +199,7 @@ func TestGradientsDoNotDependOnThreadsOrRetention(t *testing.T) {
 		t.Run(c.model+"/"+c.adapter, func(t *testing.T) {
 			folder := golden.FS(t, c.model)
 			requests := golden.Requests(t, folder)
-			grads := cotangents(requests, tensors(t, folder, "gradients.safetensors"))
+			grads := golden.Cotangents(requests, golden.Tensors(t, folder, "gradients.safetensors"))
 			var first []float32
 			var outputs []golden.Answer
 			for threads := 1; threads <= 3; threads++ {
@@ -332,7 +255,7 @@ func TestTrainedBaseModel(t *testing.T) {
 	for _, model := range []string{"qwen2-tiny", "qwen3-sharded-bf16", "llama3-tiny"} {
 		folder := golden.FS(t, model)
 		requests := golden.Requests(t, folder)
-		grads := cotangents(requests, tensors(t, folder, "gradients.safetensors"))
+		grads := golden.Cotangents(requests, golden.Tensors(t, folder, "gradients.safetensors"))
 		var outputs [2][]golden.Answer
 		var vectors [2][]float32
 		for i, trained := range []bool{false, true} {
@@ -352,7 +275,7 @@ func TestTrainedBaseModel(t *testing.T) {
 			if err := m.TrainBase(); err == nil {
 				t.Errorf("%s: made trainable when it was placed", model)
 			}
-			want := tensors(t, folder, "model.safetensors")
+			want := golden.Tensors(t, folder, "model.safetensors")
 			for j, p := range m.Params() {
 				if w, ok := want[p.Name]; ok {
 					for k, v := range m.BaseValues(m.BaseVector(), j) {

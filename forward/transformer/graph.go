@@ -98,11 +98,11 @@ func (g *graph) Backward(ctx context.Context, arena device.Arena, grads []forwar
 	if err := g.check(grads); err != nil {
 		return device.Mem{}, err
 	}
-	g.used = true
 	err = g.backend.Do(func() error {
 		grad, err = g.backward(ctx, arena, g.backend, grads)
 		return err
 	})
+	g.used = err == nil
 	return grad, err
 }
 

@@ -1,0 +1,140 @@
+package trainerrank
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/trainerrank/engine/collective"
+	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/slots"
+)
+
+// Checkpoints is the set of LoRA adapters that are resident beside the base model, with their gradients and optimizer state: see package slots for all that can be done
+// with them. It is nil if the model takes none.
+func (t *TrainerRank) Checkpoints() *slots.Set { return t.slots }
+
+// adaptable is the set of slots, or says that the model has none.
+func (t *TrainerRank) adaptable() (*slots.Set, error) {
+	if t.slots == nil {
+		return nil, &RuntimeSupportError{fmt.Sprintf("model %s takes no adapters", t.model.Spec().Name)}
+	}
+	return t.slots, nil
+}
+
+// LoadCheckpoint loads an adapter folder, as PEFT or [TrainerRank.SaveCheckpoint] wrote it, under a name. A slot of the name is replaced, unless graphs of it are
+// live or gradients pending. All ranks call it.
+func (t *TrainerRank) LoadCheckpoint(ctx context.Context, name, dir string) error {
+	s, err := t.adaptable()
+	if err != nil {
+		return err
+	}
+	return s.Load(ctx, name, dir, slots.LoadOptions{})
+}
+
+// CreateCheckpoint makes a fresh adapter, whose additions are zero. All ranks call it.
+func (t *TrainerRank) CreateCheckpoint(ctx context.Context, name string, c slots.Config) error {
+	s, err := t.adaptable()
+	if err != nil {
+		return err
+	}
+	return s.Create(ctx, name, c)
+}
+
+// PushCheckpoint makes a loaded slot the one that inputs without a selection run on, until [TrainerRank.Pop]; "" is the base model.
+func (t *TrainerRank) PushCheckpoint(name string) error {
+	s, err := t.adaptable()
+	if err != nil {
+		return err
+	}
+	return s.Push(name)
+}
+
+// Pop ends the last push, and returns its slot.
+func (t *TrainerRank) Pop() (string, error) {
+	s, err := t.adaptable()
+	if err != nil {
+		return "", err
+	}
+	return s.Pop()
+}
+
+// SnapshotCheckpoint makes a copy of a slot for inference, under another name. It is false if that name is taken.
+func (t *TrainerRank) SnapshotCheckpoint(ctx context.Context, src, dst string) (bool, error) {
+	s, err := t.adaptable()
+	if err != nil {
+		return false, err
+	}
+	return s.Snapshot(ctx, src, dst)
+}
+
+// ZeroGrad forgets the gradients of slots, of all of them if none is named.
+func (t *TrainerRank) ZeroGrad(names ...string) error {
+	s, err := t.adaptable()
+	if err != nil {
+		return err
+	}
+	return s.ZeroGrad(names...)
+}
+
+// OptimStep is one step of AdamW for the selected slots; see [slots.Set.Step]. All ranks call it.
+func (t *TrainerRank) OptimStep(ctx context.Context, o slots.StepOptions) (*slots.StepReport, error) {
+	s, err := t.adaptable()
+	if err != nil {
+		return nil, err
+	}
+	return s.Step(ctx, o)
+}
+
+// DPReduce replaces values by their sums over the ranks of the world. All ranks call it with as many values.
+func (t *TrainerRank) DPReduce(ctx context.Context, values []float32) error {
+	return t.world.AllReduceFloat32(ctx, "dp reduce", collective.Sum, values)
+}
+
+// ensure asks all ranks of the world whether the checkpoints of a call are loaded everywhere. Every call does it once, whatever it is about; a rank that has failed
+// already takes part.
+func (t *TrainerRank) ensure(ctx context.Context, c *call, err error) error {
+	if t.slots == nil || err != nil && t.world.Size() == 1 {
+		return err
+	}
+	var names []string
+	for _, k := range c.kinds {
+		names = append(names, k.Slot)
+	}
+	if e := t.slots.Ensure(ctx, names); err == nil && e != nil {
+		return e
+	}
+	return err
+}
+
+// Close gives back the memory of all checkpoints. Results stay until they are released.
+func (t *TrainerRank) Close() {
+	if t.slots != nil {
+		t.slots.Close()
+	}
+}
+
+// adapterOf is the adapter that a group of requests runs on, nil for the base model. It is an error if there is none, or if a graph is to be kept
+// and nothing of it is trained.
+func (t *TrainerRank) adapterOf(g group) (*forward.Adapter, error) {
+	if g == (group{}) {
+		return nil, nil
+	}
+	if t.slots == nil {
+		if g.Slot != "" {
+			return nil, &SlotStateError{Slot: g.Slot, Reason: "the model takes no adapters"}
+		}
+		return nil, &RuntimeSupportError{fmt.Sprintf("model %s has nothing to train: it takes no adapters", t.model.Spec().Name)}
+	}
+	info, err := t.slots.Info(g.Slot)
+	if err != nil {
+		return nil, err
+	}
+	if g.Grad && !info.Trainable {
+		why := "it was loaded for inference only"
+		if g.Slot == "" {
+			why = "the base model is not trained: select a checkpoint, or use the no-grad mode"
+		}
+		return nil, &SlotStateError{Slot: g.Slot, Reason: why}
+	}
+	return t.slots.Adapter(g.Slot)
+}
