@@ -271,7 +271,10 @@ func (s *session) locate(err error) error {
 	hint := "tokens and labels are ids of this model's own tokenizer; -100 is no label"
 	var slot *trainerrank.SlotStateError
 	if errors.As(err, &slot) {
-		hint = "checkpoints beside the base model are not built yet: leave the field out"
+		if slot.Slot == "" { // of the call, not of this request
+			return &hinted{fmt.Errorf("%s: %w", s.verb, slot), "leave --grad out"}
+		}
+		hint = "the command has no checkpoints beside the base model: leave the field out"
 	}
 	return &lineError{file: s.file, line: s.reqs[in.Index].line, text: in.Err.Error(), hint: hint}
 }
