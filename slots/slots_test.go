@@ -11,6 +11,8 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -238,8 +240,8 @@ func TestFreshAdapterIsAsPEFTInitialisesItAndFollowsFromTheSeed(t *testing.T) {
 	x, z, w := state(t, s, "x"), state(t, s, "z"), state(t, s, "w")
 	same(t, "another slot of that seed", state(t, s, "y"), x)
 	const down = "base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"
-	if !cmp.Equal(z[down], x[down]) || cmp.Equal(w[down], x[down]) {
-		t.Error("what is drawn for a module depends on the other targets, or not on the seed")
+	if !cmp.Equal(z[down], x[down]) || cmp.Equal(w[down], x[down]) || cmp.Equal(x[strings.Replace(down, "layers.1", "layers.2", 1)], x[down]) {
+		t.Error("what is drawn for a module depends on the other targets, or not on the seed and the module")
 	}
 	for name, v := range x {
 		var most, sum, squares float64
@@ -489,5 +491,84 @@ func ranks(t *testing.T, n int, do func(rank int, s *Set) error) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// meddling is a world in which something else happens while ranks meet.
+type meddling struct {
+	collective.World
+	meanwhile func()
+}
+
+func (m *meddling) AllGather(ctx context.Context, tag string, mine []byte) ([][]byte, error) {
+	if f := m.meanwhile; f != nil {
+		m.meanwhile = nil
+		f()
+	}
+	return m.World.AllGather(ctx, tag, mine)
+}
+
+func TestLeaseIsNotTakenOfASlotThatIsBeingReplaced(t *testing.T) {
+	ctx := context.Background()
+	w := &meddling{World: collective.Solo{}}
+	s := newSet(t, tiny, 1<<26, Options{World: w})
+	c := Config{Rank: 2, Alpha: 2, Targets: []string{"q_proj"}}
+	must(t, s.Create(ctx, "x", c))
+	old, err := s.Adapter("x")
+	must(t, err)
+	acquire := func() {
+		_, err := s.Acquire("x")
+		refused(t, err, "x", "being replaced")
+	}
+	w.meanwhile = acquire
+	must(t, s.Create(ctx, "x", c))
+	if now, err := s.Adapter("x"); err != nil || now == old {
+		t.Errorf("the slot is not replaced: %v", err)
+	}
+	// After a failure it is as it was.
+	cancelled, cancel := context.WithCancel(ctx)
+	w.meanwhile = func() { acquire(); cancel() }
+	if err := s.Unload(cancelled, "x"); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	l, err := s.Acquire("x")
+	must(t, err)
+	l.Release()
+}
+
+func TestSlotsAreUsedByManyGoroutines(t *testing.T) {
+	ctx := context.Background()
+	s := newSet(t, tiny, 1<<26, Options{})
+	c := Config{Rank: 2, Alpha: 2, Targets: []string{"q_proj"}}
+	must(t, s.Create(ctx, "x", c))
+	g := noise(t, s, "x", 1)
+	var wg sync.WaitGroup
+	var replaced, stepped atomic.Int64
+	for i := range 4 {
+		wg.Go(func() {
+			for range 200 {
+				if l, err := s.Acquire("x"); err == nil {
+					if l.Adapter().Params.Bytes() != g.Bytes() || i == 2 && s.Accumulate("x", g) != nil {
+						t.Error("the slot is not there although it is leased")
+					}
+					l.Release()
+				}
+				if i == 1 && s.Create(ctx, "x", c) == nil {
+					replaced.Add(1)
+				}
+				if i == 2 {
+					if _, err := s.Step(ctx, StepOptions{Params: Adam(1e-3)}); err == nil {
+						stepped.Add(1)
+					}
+				}
+				if in, err := s.Info("x"); err != nil || in.Live > 4 || in.String() == "" {
+					t.Errorf("info is %v, %v", in, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if in, err := s.Info("x"); err != nil || in.Live != 0 || replaced.Load() == 0 || stepped.Load() == 0 {
+		t.Errorf("%v, %v; replaced %d times, stepped %d times", in, err, replaced.Load(), stepped.Load())
 	}
 }
