@@ -64,29 +64,7 @@ func unchanged(t testing.TB, d device.Device, before state) {
 	}
 }
 
-// nested puts inputs into a random nesting, in the same order, with empty lists here and there.
-func nested(r *rand.Rand, inputs []forward.Input) forward.Inputs {
-	var parts []forward.Inputs
-	for len(inputs) > 0 {
-		n := 1 + r.IntN(len(inputs))
-		switch {
-		case n == 1:
-			parts = append(parts, forward.One(inputs[0]))
-		case r.IntN(3) == 0:
-			parts = append(parts, forward.Many(inputs[:n]...))
-		default:
-			parts = append(parts, nested(r, inputs[:n]))
-		}
-		if r.IntN(5) == 0 {
-			parts = append(parts, forward.Many())
-		}
-		inputs = inputs[n:]
-	}
-	if len(parts) == 1 {
-		return forward.Nest(forward.Nest(parts[0]))
-	}
-	return forward.Nest(parts...)
-}
+func nested(r *rand.Rand, inputs []forward.Input) forward.Inputs { return golden.Nested(r, inputs) }
 
 // picked are the inputs with the given indices.
 func picked(inputs []forward.Input, order []int) []forward.Input {

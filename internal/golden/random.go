@@ -193,3 +193,27 @@ func Wants(r *rand.Rand, vocab int, tokens []int32) forward.Input {
 	}
 	return in
 }
+
+// Nested puts inputs into a random nesting, in the same order, with empty lists here and there.
+func Nested(r *rand.Rand, inputs []forward.Input) forward.Inputs {
+	var parts []forward.Inputs
+	for len(inputs) > 0 {
+		n := 1 + r.IntN(len(inputs))
+		switch {
+		case n == 1:
+			parts = append(parts, forward.One(inputs[0]))
+		case r.IntN(3) == 0:
+			parts = append(parts, forward.Many(inputs[:n]...))
+		default:
+			parts = append(parts, Nested(r, inputs[:n]))
+		}
+		if r.IntN(5) == 0 {
+			parts = append(parts, forward.Many())
+		}
+		inputs = inputs[n:]
+	}
+	if len(parts) == 1 {
+		return forward.Nest(forward.Nest(parts[0]))
+	}
+	return forward.Nest(parts...)
+}
