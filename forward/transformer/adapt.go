@@ -2,6 +2,7 @@ package transformer
 
 import (
 	"fmt"
+	"sort"
 
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
@@ -80,16 +81,23 @@ type additions [numProjections]*addition
 
 // lora is what the adapter adds to layer i, without its matrices.
 func (p *pass) lora(i int) (ad additions) {
-	if p.b.Adapter == nil {
-		return ad
-	}
-	for j := range p.b.Adapter.LoRA {
-		l := &p.b.Adapter.LoRA[j]
-		if l.Module/numProjections == i {
-			ad[l.Module%numProjections] = &addition{LoRA: l, Module: p.modules[l.Module]}
-		}
+	list := loraOf(p.b.Adapter, i)
+	for j := range list {
+		l := &list[j]
+		ad[l.Module%numProjections] = &addition{LoRA: l, Module: p.modules[l.Module]}
 	}
 	return ad
+}
+
+// loraOf is what an adapter adds to layer i; nothing if it is nil.
+func loraOf(a *forward.Adapter, i int) []forward.LoRA {
+	if a == nil {
+		return nil
+	}
+	from := func(layer int) int {
+		return sort.Search(len(a.LoRA), func(j int) bool { return a.LoRA[j].Module >= layer*numProjections })
+	}
+	return a.LoRA[from(i):from(i+1)]
 }
 
 // pack packs the matrices of what the adapter adds to layer i into scratch.

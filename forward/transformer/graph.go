@@ -71,12 +71,8 @@ func (g *graph) activations(sv *saved, take matrices, i int) {
 		sv.attn, sv.mlp = take(g.spec.Hidden), take(g.spec.Hidden)
 	}
 	sv.mid, sv.gate, sv.up = take(g.spec.Hidden), take(l.MLP.Intermediate), take(l.MLP.Intermediate)
-	if g.b.Adapter != nil {
-		for _, ad := range g.b.Adapter.LoRA {
-			if ad.Module/numProjections == i {
-				sv.low[ad.Module%numProjections] = take(ad.Rank)
-			}
-		}
+	for _, ad := range loraOf(g.b.Adapter, i) {
+		sv.low[ad.Module%numProjections] = take(ad.Rank)
 	}
 }
 
@@ -166,7 +162,11 @@ func (g *graph) backward(ctx context.Context, arena device.Arena, be kernel.Back
 	p.x = again.final
 	bp.dx, bp.spare = p.mat(p.x.Rows, g.spec.Hidden), p.mat(p.x.Rows, g.spec.Hidden)
 	bp.head()
+	var seen []kind
 	for i := len(g.spec.Layers) - 1; i >= 0; i-- {
+		if p.known(&seen, i) {
+			continue
+		}
 		if err := bp.layer(i); err != nil {
 			return device.Mem{}, fmt.Errorf("backward: layer %d of %d: %w", i+1, len(g.spec.Layers), err)
 		}

@@ -220,12 +220,34 @@ func (w *weights) slot(p Param) slot {
 		return slot{weight: &l.up}
 	case Down:
 		return slot{weight: &l.down}
+	case AttentionNorm:
+		return slot{vector: &l.attnNorm}
+	case QueryNorm:
+		return slot{vector: &l.qNorm}
+	case KeyNorm:
+		return slot{vector: &l.kNorm}
+	case AttentionPostNorm:
+		return slot{vector: &l.attnPostNorm}
+	case MLPNorm:
+		return slot{vector: &l.mlpNorm}
+	case MLPPostNorm:
+		return slot{vector: &l.mlpPostNorm}
+	case QueryBias:
+		return slot{vector: &l.qBias}
+	case KeyBias:
+		return slot{vector: &l.kBias}
+	case ValueBias:
+		return slot{vector: &l.vBias}
+	case AttentionOutBias:
+		return slot{vector: &l.oBias}
+	case GateBias:
+		return slot{vector: &l.gateBias}
+	case UpBias:
+		return slot{vector: &l.upBias}
+	case DownBias:
+		return slot{vector: &l.downBias}
 	}
-	return slot{vector: map[Role]*device.Mem{
-		AttentionNorm: &l.attnNorm, QueryNorm: &l.qNorm, KeyNorm: &l.kNorm, AttentionPostNorm: &l.attnPostNorm,
-		MLPNorm: &l.mlpNorm, MLPPostNorm: &l.mlpPostNorm, QueryBias: &l.qBias, KeyBias: &l.kBias, ValueBias: &l.vBias,
-		AttentionOutBias: &l.oBias, GateBias: &l.gateBias, UpBias: &l.upBias, DownBias: &l.downBias,
-	}[p.Role]}
+	return slot{}
 }
 
 // Spec describes the model to a TrainerRank.
@@ -278,7 +300,12 @@ func (m *Model) rehearse(b *forward.Batch, threads int) (forward.Footprint, erro
 	if err := failpoint.Hit(failpoint.Rehearse); err != nil {
 		return forward.Footprint{}, fmt.Errorf("rehearse: %w", err)
 	}
-	c, be := device.NewCounter(), kernel.Rehearsal(threads)
+	return m.footprint(b, kernel.Rehearsal(threads))
+}
+
+// footprint is what a forward of b and its backward take on a backend.
+func (m *Model) footprint(b *forward.Batch, be kernel.Backend) (forward.Footprint, error) {
+	c := device.NewCounter()
 	pass, err := m.run(context.Background(), b, c, be)
 	if err != nil {
 		return forward.Footprint{}, err

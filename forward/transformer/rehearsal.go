@@ -38,12 +38,17 @@ func (r Rehearsal) Validate() error {
 
 // Rehearse says what [Model.Rehearse] of a model of which r is the rehearsal says.
 func (r Rehearsal) Rehearse(b *forward.Batch) (forward.Footprint, error) {
+	return r.model().rehearse(b, r.Threads)
+}
+
+// model is a model that can do nothing else.
+func (r Rehearsal) model() *Model {
 	m := &Model{spec: r.Decoder, weights: weights{layers: make([]layerWeights, len(r.Decoder.Layers))}}
 	for _, p := range r.Decoder.Params() {
 		m.params = append(m.params, placed{Param: p, weight: m.slot(p).weight})
 	}
 	m.train()
-	return m.rehearse(b, r.Threads)
+	return m
 }
 
 // RehearseAs says what [Model.RehearseAs] of such a model says.

@@ -112,7 +112,11 @@ func (p *pass) layers(g *graph) error {
 		l.Embed(p.x.RowRange(from, to), &p.embed, p.b.Tokens[from:to], float32(p.spec.EmbedScale))
 	})
 	var none saved
+	var seen []kind
 	for i := range p.spec.Layers {
+		if p.known(&seen, i) {
+			continue
+		}
 		sv, out := &none, p.x
 		if g != nil && len(g.saved) > 0 {
 			sv, out = &g.saved[i], g.final
@@ -125,6 +129,32 @@ func (p *pass) layers(g *graph) error {
 		}
 	}
 	return nil
+}
+
+// kind is all that the scratch of a layer depends on beside the rows.
+type kind struct {
+	attention Attention
+	mlp       GatedMLP
+	postNorms bool
+	ranks     [numProjections]int // of what the adapter adds
+}
+
+// known says whether layer i is of a kind that a rehearsal has seen: it takes what that one took, and gives it back too, so that a deep model is rehearsed as fast as one
+// with a layer of each kind. Outside of a rehearsal no layer is known.
+func (p *pass) known(seen *[]kind, i int) bool {
+	if _, rehearsal := p.be.(kernel.Rehearsal); !rehearsal {
+		return false
+	}
+	l := &p.spec.Layers[i]
+	k := kind{attention: *l.Attention, mlp: *l.MLP, postNorms: l.PostNorms}
+	for _, lora := range loraOf(p.b.Adapter, i) {
+		k.ranks[lora.Module%numProjections] = lora.Rank
+	}
+	if slices.Contains(*seen, k) {
+		return true
+	}
+	*seen = append(*seen, k)
+	return false
 }
 
 // outputs takes the memory of all answers, before any scratch: they are there until the end, so the peak of the pass is their
