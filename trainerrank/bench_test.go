@@ -2,15 +2,30 @@ package trainerrank
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/internal/golden"
 )
 
-// threeLevels is a call of rows that share a trunk, and by leaves of a branch each a branch: 10,752 tokens a row, of which the last 512 are its own.
-func threeLevels(vocab, branches, leaves int) forward.Inputs {
+// levels is a call of rows of three levels: they share a trunk, and by leaves of a branch each a branch. No two rows share memory.
+type levels struct{ branches, leaves, trunk, branch, leaf int }
+
+func (l levels) rows() int   { return l.branches * l.leaves }
+func (l levels) tokens() int { return l.rows() * (l.trunk + l.branch + l.leaf) }
+
+// times is the same call with so many times the tokens.
+func (l levels) times(n, of int) levels {
+	return levels{l.branches, l.leaves, l.trunk * n / of, l.branch * n / of, l.leaf * n / of}
+}
+
+func (l levels) inputs(vocab int) forward.Inputs {
 	r := golden.Rand(1)
 	fresh := func(n int) []int32 {
 		list := make([]int32, n)
@@ -19,46 +34,147 @@ func threeLevels(vocab, branches, leaves int) forward.Inputs {
 		}
 		return list
 	}
-	trunk := fresh(8192)
+	trunk := fresh(l.trunk)
 	var inputs []forward.Input
-	for range branches {
-		branch := slices.Concat(trunk, fresh(2048))
-		for range leaves {
-			tokens := slices.Concat(branch, fresh(512))
+	for i := range l.branches {
+		branch := slices.Concat(trunk, fresh(l.branch))
+		branch[l.trunk] = int32(i) // they share no more than they are to
+		for j := range l.leaves {
+			tokens := slices.Concat(branch, fresh(l.leaf))
+			tokens[len(branch)] = int32(j)
 			inputs = append(inputs, forward.Input{Tokens: tokens, Targets: tokens})
 		}
 	}
 	return forward.Many(inputs...)
 }
 
-// BenchmarkPlan plans calls of three levels that fit whole, that are split in what is the least for them, and that are refused.
-func BenchmarkPlan(b *testing.B) {
-	m := golden.Load(b, golden.FS(b, "qwen2-tiny"), golden.Options{Threads: 2, Unloaded: true})
+// The calls whose planning has a bound in docs/planner.md: 5 decisions, and 9.
+var (
+	sixteen = levels{4, 4, 8192, 2048, 512}
+	many    = levels{8, 16, 1024, 7351, 1000}
+)
+
+// deep is a model as deep as real ones, which planning looks at layer by layer, and small otherwise, which it does not notice.
+func deep(b testing.TB) *golden.Loaded {
+	config := strings.NewReplacer(`"num_hidden_layers": 2`, `"num_hidden_layers": 30`, `"hidden_size": 344`, `"hidden_size": 32`, `"intermediate_size": 424`,
+		`"intermediate_size": 64`, `"head_dim": 40`, `"head_dim": 8`).Replace(golden.Wide)
+	return golden.Load(b, golden.Synthetic{Config: config, DType: "BF16", Seed: 1}.Write(b), golden.Options{Threads: 2, Unloaded: true})
+}
+
+// planning is a call that is planned again and again on a model that is never loaded.
+type planning struct {
+	rank *TrainerRank
+	call *call
+}
+
+func newPlanning(b testing.TB, m *golden.Loaded, l levels) planning {
 	rank, err := New(m.Model, WithDevice(m.Host))
 	if err != nil {
 		b.Fatal(err)
 	}
-	for _, shape := range [][2]int{{4, 4}, {8, 16}} {
-		c, err := rank.newCall(threeLevels(m.Spec().Vocabulary, shape[0], shape[1]), nil)
-		if err != nil {
-			b.Fatal(err)
-		}
-		all, err := rank.admit(b.Context(), c, &ground{usable: 1 << 40, model: rank.exact}, true)
-		if err != nil {
-			b.Fatal(err)
-		}
-		for _, k := range []struct {
-			name   string
-			usable int64
-		}{{"whole", 1 << 40}, {"split", all.SmallestBudgetBytes}, {"refused", 0}} {
-			b.Run(fmt.Sprintf("%d rows/%d tokens/%s", len(c.inputs), all.LogicalTokens, k.name), func(b *testing.B) {
+	c, err := rank.newCall(l.inputs(m.Spec().Vocabulary), nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return planning{rank, c}
+}
+
+// in plans the call with so many usable bytes: tree, search, prices, admission.
+func (p planning) in(b testing.TB, usable int64, explain bool) *Admission {
+	a, err := p.rank.admit(b.Context(), p.call, &ground{usable: usable, model: p.rank.exact}, explain)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return a
+}
+
+// ways are the budgets in which a call is whole, split as far as it can be, and refused.
+func (p planning) ways(b testing.TB) []way {
+	return []way{{"whole", 1 << 50}, {"split", p.in(b, 1<<50, true).SmallestBudgetBytes}, {"refused", 0}}
+}
+
+type way struct {
+	name   string
+	usable int64
+}
+
+// BenchmarkPlan plans calls that fit whole, that are split in what is the least for them, and that are refused.
+func BenchmarkPlan(b *testing.B) {
+	m := deep(b)
+	for _, l := range []levels{sixteen, many, many.times(1, 8), many.times(8, 1)} {
+		p := newPlanning(b, m, l)
+		for _, w := range p.ways(b) {
+			b.Run(fmt.Sprintf("%d rows/%d tokens/%s", l.rows(), l.tokens(), w.name), func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
-					if _, err := rank.admit(b.Context(), c, &ground{usable: k.usable, model: rank.exact}, false); err != nil {
-						b.Fatal(err)
-					}
+					p.in(b, w.usable, false)
 				}
 			})
+		}
+	}
+}
+
+// coldEnv makes a process plan sixteen in so many bytes, once.
+const coldEnv = "TRAINERRANK_BENCH_COLD"
+
+// BenchmarkPlanCold is the first plan of a process: each is made by a new one.
+func BenchmarkPlanCold(b *testing.B) {
+	self, err := os.Executable()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, w := range newPlanning(b, deep(b), sixteen).ways(b) {
+		b.Run(fmt.Sprintf("%d rows/%d tokens/%s", sixteen.rows(), sixteen.tokens(), w.name), func(b *testing.B) {
+			var all []time.Duration
+			for b.Loop() {
+				cmd := exec.CommandContext(b.Context(), self, "-test.run", "^TestPlanCold$")
+				cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", coldEnv, w.usable))
+				out, err := cmd.Output()
+				var took time.Duration
+				if _, text, ok := strings.Cut(string(out), w.name+" in "); ok && err == nil {
+					took, err = time.ParseDuration(strings.Fields(text)[0])
+				}
+				if err != nil || took == 0 {
+					b.Fatalf("%v\n%s", err, out)
+				}
+				all = append(all, took)
+			}
+			slices.Sort(all)
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(all[len(all)/2].Seconds()*1e3, "ms/plan")
+			b.ReportMetric(all[len(all)-1].Seconds()*1e3, "ms/slowest")
+		})
+	}
+}
+
+// TestPlanCold is the process of BenchmarkPlanCold.
+func TestPlanCold(t *testing.T) {
+	text := os.Getenv(coldEnv)
+	if text == "" {
+		t.Skip("it is for BenchmarkPlanCold")
+	}
+	usable, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newPlanning(t, deep(t), sixteen).in(t, usable, false)
+	fmt.Printf("%s in %v\n", a.Verdict, a.PlanningTime)
+}
+
+// What planning allocates does not grow with the tokens of a call. (Chunks of other lengths take other rungs: a split may try a few more.)
+func TestPlanAllocatesNothingPerToken(t *testing.T) {
+	m := deep(t)
+	for _, l := range []levels{sixteen.times(1, 8), many.times(1, 64)} {
+		small, large := newPlanning(t, m, l), newPlanning(t, m, l.times(8, 1))
+		ways := large.ways(t)
+		for i, w := range small.ways(t) {
+			allocs := func(p planning, usable int64) float64 {
+				return testing.AllocsPerRun(3, func() { p.in(t, usable, false) })
+			}
+			few, all := allocs(small, w.usable), allocs(large, ways[i].usable)
+			if w.name != "split" && all != few || all > 1.1*few {
+				t.Errorf("%+v, %s: %.0f allocations, eight times the tokens: %.0f", l, w.name, few, all)
+			}
 		}
 	}
 }
