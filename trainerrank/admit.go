@@ -228,6 +228,24 @@ func (q *question) grad() bool {
 	return slices.ContainsFunc(q.Groups, func(r requests) bool { return r.Grad })
 }
 
+// whole is the price of the call in one subforward, in the layout with fewest tokens.
+func (q *question) whole(ctx context.Context) (profile.Price, error) {
+	var wanted []int
+	for i := range q.Requests {
+		if q.Requests[i].Group >= 0 {
+			wanted = append(wanted, i)
+		}
+	}
+	if wanted == nil {
+		return profile.OfFootprints(), nil
+	}
+	r := Stored
+	if len(q.Retentions) > 0 && q.grad() {
+		r = q.Retentions[0]
+	}
+	return newPlanner(ctx, q).Minimal(wanted, r)
+}
+
 // planner lays out and prices the subforwards of one call for the ladder.
 type planner struct {
 	*question
@@ -502,6 +520,15 @@ func (c *call) refusal(a *Admission) *MemoryError {
 	}
 	e := c.memoryError(a)
 	e.Suggestion = fmt.Sprintf("give it %d bytes, or smaller inputs or fewer outputs: %s", a.SmallestBudgetBytes, fits)
+	return e
+}
+
+// refusedElsewhere is the refusal of a call for which there is a plan, but not on another rank. The numbers are those of the plan.
+func (c *call) refusedElsewhere(a *Admission) *MemoryError {
+	here := *a
+	here.Admission = *ladder.MinimumWave(&a.Admission, ladder.NoFit)
+	e := c.memoryError(&here)
+	e.Suggestion = "give the other rank more memory, smaller inputs or fewer outputs: on this one it fits"
 	return e
 }
 

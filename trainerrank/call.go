@@ -19,6 +19,7 @@ type call struct {
 	groups     []int            // per input its group, -1 if it wants no output
 	members    [][]int          // per group its inputs, in the caller's order
 	kinds      []group          // of the groups
+	print      string           // the fingerprint, once asked for
 }
 
 // group is what requests of one batch have in common.
@@ -43,14 +44,33 @@ func (t *TrainerRank) newCall(in forward.Inputs, opts []CallOption) (*call, erro
 		if err != nil {
 			return &InputError{path(), len(c.inputs), err}
 		}
-		if number >= 0 {
-			c.members[number] = append(c.members[number], len(c.inputs))
-		}
-		c.groups = append(c.groups, number)
-		c.inputs = append(c.inputs, in)
+		c.add(in, number)
 		return nil
 	})
 	return c, err
+}
+
+// add adds an input of a group, -1 if it wants no output.
+func (c *call) add(in *forward.Input, group int) {
+	if group >= 0 {
+		c.members[group] = append(c.members[group], len(c.inputs))
+	}
+	c.groups = append(c.groups, group)
+	c.inputs = append(c.inputs, in)
+}
+
+// part is the call of some of the inputs: as if nothing else had been given.
+func (c *call) part(inputs []int) *call {
+	p := *c
+	p.inputs, p.groups, p.members, p.kinds, p.print = nil, nil, nil, nil, ""
+	for _, i := range inputs {
+		g := c.groups[i]
+		if g >= 0 {
+			g = p.number(c.kinds[g])
+		}
+		p.add(c.inputs[i], g)
+	}
+	return &p
 }
 
 // check says what is wrong with an input.
@@ -97,15 +117,22 @@ func (t *TrainerRank) group(c *call, in *forward.Input) (int, error) {
 	default:
 		g.Slot = in.Checkpoint.Name()
 	}
-	n := slices.Index(c.kinds, g)
-	if n < 0 {
-		n = len(c.kinds)
-		c.kinds, c.members = append(c.kinds, g), append(c.members, nil)
+	if !slices.Contains(c.kinds, g) {
 		if _, err := t.adapterOf(g); err != nil {
 			return 0, err
 		}
 	}
-	return n, nil
+	return c.number(g), nil
+}
+
+// number is the number of a group, a new one if it is new.
+func (c *call) number(g group) int {
+	n := slices.Index(c.kinds, g)
+	if n < 0 {
+		n = len(c.kinds)
+		c.kinds, c.members = append(c.kinds, g), append(c.members, nil)
+	}
+	return n
 }
 
 // rows are the tokens of inputs.

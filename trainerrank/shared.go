@@ -5,11 +5,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/trainerrank/engine/collective"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/forward/prefixtree"
 )
@@ -67,10 +65,14 @@ func (t *TrainerRank) survey(ctx context.Context, c *call, err error) (*ground, 
 		var cost []byte
 		cost, err = json.Marshal(t.cost())
 		mine.Failed = failure(err)
-		mine.Same = []fact{{"the inputs", c.fingerprint()}, {"the cost of layouts", string(cost)}, {anchorEnv, g.anchor}}
+		mine.Same = []fact{{"the inputs", c.fingerprint()}, {"the cost of layouts", string(cost)}, {anchorEnv, g.anchor}, {"the retentions", fmt.Sprint(c.retentions)}}
 	}
 	all, failed := exchange(ctx, t.peers, "forward/facts", mine)
-	if err = first(err, failed, all, func(f *facts) string { return f.Failed }); err != nil {
+	whys := make([]string, len(all))
+	for i := range all {
+		whys[i] = all[i].Failed
+	}
+	if err = told(err, failed, whys); err != nil {
 		return nil, err
 	}
 	var variants []string
@@ -108,6 +110,9 @@ func (t *TrainerRank) variant() string {
 
 // fingerprint tells the inputs of a call, and what is wanted of them, from others.
 func (c *call) fingerprint() string {
+	if c.print != "" {
+		return c.print
+	}
 	h := uint64(14695981039346656037) // FNV-1a, word by word
 	add := func(words ...int) {
 		for _, n := range words {
@@ -126,22 +131,21 @@ func (c *call) fingerprint() string {
 		}
 		return 0
 	}
-	weights := func(g forward.GradMode, s forward.Selection) {
-		add(int(g), wants(s.Inherits()), len(s.Name()))
-		for _, b := range []byte(s.Name()) {
-			add(int(b))
-		}
-	}
 	tokens := 0
-	weights(c.grad, c.checkpoint)
-	for _, in := range c.inputs {
+	for i, in := range c.inputs {
 		tokens += len(in.Tokens)
 		list(in.Tokens)
 		list(in.Targets)
-		add(wants(in.Targets != nil), in.Width(), in.TopK, wants(in.Logits), wants(in.HiddenStates))
-		weights(in.Grad, in.Checkpoint)
+		add(wants(in.Targets != nil), in.Width(), in.TopK, wants(in.Logits), wants(in.HiddenStates), c.groups[i])
 	}
-	return fmt.Sprintf("%d of %d tokens (%016x)", len(c.inputs), tokens, h)
+	for _, g := range c.kinds {
+		add(len(g.Slot), wants(g.Grad))
+		for _, b := range []byte(g.Slot) {
+			add(int(b))
+		}
+	}
+	c.print = fmt.Sprintf("%d of %d tokens (%016x)", len(c.inputs), tokens, h)
+	return c.print
 }
 
 // neediest rehearses as each of some peers: a footprint of it has the most of each part on any.
@@ -171,34 +175,6 @@ func (n *neediest) Rehearse(b *forward.Batch) (forward.Footprint, error) {
 	return f, err
 }
 
-// verdict is what a rank tells its peers when a call is planned, and when it has run.
-type verdict struct {
-	Failed string `json:"failed,omitempty"`
-	Plan   string `json:"plan,omitempty"` // of the admission
-}
-
-// settlePeers makes a failure of one peer a failure of all, and a difference between their plans too.
-func (t *TrainerRank) settlePeers(ctx context.Context, a *Admission, err error) error {
-	if t.peers.Size() == 1 {
-		return err
-	}
-	mine := verdict{Failed: failure(err)}
-	if err == nil && a != nil {
-		mine.Plan, err = a.digest()
-		mine.Failed = failure(err)
-	}
-	all, failed := exchange(ctx, t.peers, "forward/settle", mine)
-	if err := first(err, failed, all, func(v *verdict) string { return v.Failed }); err != nil {
-		return err
-	}
-	for rank := range all {
-		if all[rank].Plan != all[0].Plan {
-			return &SharedInputsError{rank, "the plan", all[0].Plan, all[rank].Plan}
-		}
-	}
-	return nil
-}
-
 // digest names an admission: equal ones have equal digests.
 func (a *Admission) digest() (string, error) {
 	text, err := json.Marshal(a)
@@ -207,52 +183,4 @@ func (a *Admission) digest() (string, error) {
 	}
 	sum := sha256.Sum256(text)
 	return fmt.Sprintf("%s in %d, %d bytes, %s", a.Verdict, a.SubforwardCount(), a.PredictedPeakBytes, hex.EncodeToString(sum[:8])), nil
-}
-
-// exchange is one collective in which each rank says something, and hears what each has said, by rank.
-func exchange[T any](ctx context.Context, w collective.World, tag string, mine T) ([]T, error) {
-	text, err := json.Marshal(mine)
-	if err != nil {
-		return nil, fmt.Errorf("forward: %w", err)
-	}
-	texts, err := w.AllGather(ctx, tag, text)
-	if err != nil {
-		return nil, fmt.Errorf("forward: %w", err)
-	}
-	all := make([]T, len(texts))
-	for rank, text := range texts {
-		if err := json.Unmarshal(text, &all[rank]); err != nil {
-			return nil, fmt.Errorf("forward: what rank %d says: %w", rank, err)
-		}
-	}
-	return all, nil
-}
-
-// failure is an error as it travels: its text, which is not empty.
-func failure(err error) string {
-	if err == nil {
-		return ""
-	}
-	if text := err.Error(); text != "" {
-		return text
-	}
-	return "an error without a text"
-}
-
-// first is the outcome of a collective for this rank: its own error, that of the collective, or what the lowest rank that failed has said.
-func first[T any](own, failed error, all []T, said func(*T) string) error {
-	switch {
-	case own != nil && failed != nil && !errors.Is(failed, collective.ErrUnusable): // which says why it has ended, and that is own, or has been said before
-		return errors.Join(own, failed)
-	case own != nil:
-		return own
-	case failed != nil:
-		return failed
-	}
-	for rank := range all {
-		if text := said(&all[rank]); text != "" {
-			return fmt.Errorf("forward: on another rank: %w", &collective.PeerError{Rank: rank, Text: text})
-		}
-	}
-	return nil
 }

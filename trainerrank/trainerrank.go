@@ -37,7 +37,8 @@ type TrainerRank struct {
 	slots *slots.Set       // nil if the model takes no adapters
 	// tables are those of costs, in the order in which they are asked whether they are for the model and the device.
 	tables  []prefixtree.Table
-	records func(*Record) // nil: not wanted
+	records func(*Record)  // nil: not wanted
+	widths  map[string]int // of the last waves of micro-batches, by kind of call; whoever has the turn may look
 
 	mu   sync.Mutex
 	last *Telemetry
@@ -46,7 +47,7 @@ type TrainerRank struct {
 // New wraps a model. The device is that of the model's weights unless [WithDevice] names one. A model that cannot rehearse its
 // calls is refused: pricing by observation is not built yet.
 func New(m forward.Model, opts ...Option) (*TrainerRank, error) {
-	t := &TrainerRank{model: m, limit: math.MaxInt64, turn: make(chan struct{}, 1), world: collective.Solo{}, peers: collective.Solo{}, tables: []prefixtree.Table{hostTable}}
+	t := &TrainerRank{model: m, limit: math.MaxInt64, turn: make(chan struct{}, 1), world: collective.Solo{}, peers: collective.Solo{}, widths: map[string]int{}, tables: []prefixtree.Table{hostTable}}
 	for _, o := range opts {
 		o(t)
 	}
@@ -181,7 +182,8 @@ func (t *TrainerRank) Plan(ctx context.Context, in forward.Inputs, opts ...CallO
 	if err == nil {
 		a, err = t.admit(ctx, c, g, true)
 	}
-	if err = t.settlePeers(ctx, a, err); err != nil {
+	c.agree = false // peers plan as one, and others by themselves
+	if err = t.settle(ctx, c, a, err); err != nil {
 		return nil, err
 	}
 	return a, nil
@@ -201,6 +203,11 @@ func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts
 	}
 	err = t.ensure(ctx, c, err)
 	g, err := t.survey(ctx, c, err)
+	return t.execute(ctx, in, c, g, err)
+}
+
+// execute plans a call and runs it, unless it has failed already: in that case it tells the others.
+func (t *TrainerRank) execute(ctx context.Context, in forward.Inputs, c *call, g *ground, err error) (*Result, error) {
 	var a *Admission
 	var slabs memory = (*device.Reservation)(nil)
 	kept := false
@@ -236,19 +243,4 @@ func (t *TrainerRank) DPRankForward(ctx context.Context, in forward.Inputs, opts
 	}
 	kept = true
 	return res, nil
-}
-
-// settle is where ranks agree, peers always and others if the call asks for it: a failure of one is a failure of all. Peers are first, so that
-// what they say reaches the others, and their peers. Every call comes here twice, whatever its inputs are, so the number of collectives does not depend on what only
-// one rank knows.
-func (t *TrainerRank) settle(ctx context.Context, c *call, a *Admission, err error) error {
-	err = t.settlePeers(ctx, a, err)
-	if !c.agree {
-		return err
-	}
-	all := collective.Agree(ctx, t.world, err)
-	if all != nil && err == nil {
-		return fmt.Errorf("forward: on another rank: %w", all)
-	}
-	return all
 }
