@@ -75,3 +75,87 @@ func Example() {
 	// answer 1: probability 0.001
 	// 20 tokens packed into 12; predicted peak was exact: true
 }
+
+// Score a list that does not fit at once: sums of two digits, right and wrong, in waves that do. On several ranks each would run its share of every wave.
+func ExampleTrainerRank_ForwardMicroBatches() {
+	ctx := context.Background()
+	backend, err := kernel.NewHost(1) // what a wave needs depends on the number of threads
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer backend.Close()
+	dev, err := device.NewHost(64 << 20)
+	if err != nil {
+		log.Fatal(err)
+	}
+	folder, err := builtin.Open("arith")
+	if err != nil {
+		log.Fatal(err)
+	}
+	model, err := transformer.OpenFS(folder, "arith", backend)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer model.Close()
+	if err := model.Place(dev); err != nil {
+		log.Fatal(err)
+	}
+	if err := model.Load(ctx, 0, nil); err != nil {
+		log.Fatal(err)
+	}
+
+	// An item is a question with its answers, which share it: <bos> a + b = s ; with s right, and one more.
+	var items []forward.Inputs
+	for a := int32(1); a <= 8; a++ {
+		var answers []forward.Input
+		for s := a + 1; s <= a+2; s++ {
+			tokens := []int32{1, 3 + a, 13, 4, 16, 3 + s, 19}
+			targets := []int32{-100, -100, -100, -100, 3 + s, 19, -100}
+			if s > 9 {
+				tokens, targets = []int32{1, 3 + a, 13, 4, 16, 4, 3 + s - 10, 19}, []int32{-100, -100, -100, -100, 4, 3 + s - 10, 19, -100}
+			}
+			answers = append(answers, forward.Input{Tokens: tokens, Targets: targets})
+		}
+		items = append(items, forward.Many(answers...))
+	}
+
+	// Not more memory than the first three items need.
+	ample, err := trainerrank.New(model)
+	if err != nil {
+		log.Fatal(err)
+	}
+	plan, err := ample.Plan(ctx, forward.Nest(items[:3]...))
+	if err != nil {
+		log.Fatal(err)
+	}
+	rank, err := trainerrank.New(model, trainerrank.WithUsableBytes(plan.PredictedPeakBytes))
+	if err != nil {
+		log.Fatal(err)
+	}
+	right := 0
+	for batch, err := range rank.ForwardMicroBatches(ctx, items) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, outputs := range batch.Outputs {
+			var score [2]float64
+			for i, o := range outputs.Flat() {
+				for _, x := range o.TargetLogprobs.Data().([]float32) {
+					score[i] += float64(x)
+				}
+			}
+			if score[0] > score[1] {
+				right++
+			}
+		}
+		s := batch.Stats
+		fmt.Printf("items %d to %d: %d tokens packed into %d; within the limit: %v\n", s.GlobalStart, s.GlobalStop-1, s.LogicalTokens, s.PackedTokens, s.RequiredBytes <= s.AvailableBytes)
+		batch.Result.Release()
+	}
+	fmt.Printf("%d of %d are right\n", right, len(items))
+	// Output:
+	// items 0 to 2: 42 tokens packed into 25; within the limit: true
+	// items 3 to 5: 42 tokens packed into 25; within the limit: true
+	// items 6 to 7: 29 tokens packed into 18; within the limit: true
+	// 8 of 8 are right
+}

@@ -3,7 +3,8 @@
 // A [TrainerRank] wraps a model call. [TrainerRank.DPRankForward] takes requests, nested as the caller likes, packs those that share
 // prefixes so that shared tokens are computed once, says exactly how many bytes the call needs, splits it into the fewest subforwards that fit if it does not fit
 // whole, reserves its bytes or refuses before anything runs ([*MemoryError]), runs, and gives the answers back in the caller's
-// order and nesting. An answer has the same bits whatever else was in the call, and however it was split.
+// order and nesting. An answer has the same bits whatever else was in the call, and however it was split. [TrainerRank.ForwardMicroBatches] runs a list that
+// is longer than fits at once, over one or several ranks, in waves that do.
 //
 // With gradients, what each subforward leaves for its backward stays until [Result.Backward], or [Subforward.Backward], has added its gradients to those of the checkpoint
 // that it ran on; what the backward needs was reserved with the call. [TrainerRank.Checkpoints] are the adapters that are trained.
