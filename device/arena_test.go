@@ -244,7 +244,10 @@ func TestReleaseScratchLeavesWhatWasKept(t *testing.T) {
 
 func TestArenasRefuseMisuse(t *testing.T) {
 	h := host(t, 1<<20)
-	for name, a := range map[string]Arena{"counter": NewCounter(), "reservation": reserve(t, h, Sizes{Scratch: PageSize, Outputs: PageSize})} {
+	for name, a := range map[string]Arena{
+		"counter": NewCounter(), "reservation": reserve(t, h, Sizes{Scratch: PageSize, Outputs: PageSize}),
+		"pool": pool(t, h, PageSize, 4*PageSize), "pool without a slab": pool(t, h, 0, 4*PageSize),
+	} {
 		a.Scratch(128)
 		for what, f := range map[string]func(){
 			"keep of scratch":         func() { a.Keep(Scratch, 1) },

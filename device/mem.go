@@ -4,7 +4,8 @@
 // bytes in flight). [Device.Reserve] gives a [Reservation]: the slabs that one pass will live in, taken as a whole
 // before the pass starts, so that nothing inside it can run out. A pass asks an [Arena] for memory; the reservation is
 // the real arena, and [Counter] is its counting twin: the same calls on it add up what a reservation must hold. That is
-// how a price is exact: the pass is rehearsed on the twin, not estimated by a second formula.
+// how a price is exact: the pass is rehearsed on the twin, not estimated by a second formula. A pass that cannot be rehearsed
+// lives in a [Pool], which holds an estimate and can grow.
 //
 // All sizes are bytes and int64. A device counts in pages of [PageSize] bytes, the unit in which the operating
 // system hands out memory; addresses inside a slab are aligned to [Align] bytes.
@@ -147,6 +148,9 @@ type Device interface {
 	// ReserveTurns takes one slab for passes that run one after the other, of the size of the largest: turns[j] is what may be in use while pass j
 	// runs, [Outputs] with those of all passes before it, and its own [Scratch]. The pages are faulted in before it returns. Running out is an [*OutOfMemoryError].
 	ReserveTurns(turns []Sizes) (*Reservation, error)
+	// ReservePool takes one slab of bytes, rounded up to [PageSize], for passes of which it is only estimated what they need; together with what they ask
+	// beyond that, the pool may come to hold most bytes. The pages are faulted in before it returns. Running out is an [*OutOfMemoryError].
+	ReservePool(bytes, most int64) (*Pool, error)
 	// Stats are the counters of this moment.
 	Stats() Stats
 	// ResetPeak makes the present counters the peak counters.

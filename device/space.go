@@ -277,6 +277,14 @@ func (s *Space) giveBack(id uint64, p Purpose, bytes, used int64) {
 	s.check()
 }
 
+// relabel says for what purposes the bytes of a holding are, of which there are as many as before.
+func (s *Space) relabel(id uint64, held Sizes) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.live[id].held = held
+	s.check()
+}
+
 // forget strikes a holding off the list once all its bytes are given back.
 func (s *Space) forget(id uint64) {
 	s.mu.Lock()
