@@ -45,8 +45,15 @@ func (p *Profile) Price(s Signature, g Geometry, l Load) Price {
 		return Price{Required: l.Outputs, Retained: l.Outputs, Outputs: l.Outputs, Basis: Exact, Trusted: true}
 	}
 	s = s.canonical()
-	return price(p.find(&s, l.Mix), &g, &l)
+	return p.price(p.find(&s, l.Mix), &g, &l)
 }
+
+// Floor is p for whoever asks what is known at least: a load that is more than [Growth] times as large as everything that was observed costs what one of just that size does, or the cold estimate if that
+// is more. Nothing costs more than by p itself, and what is within reach costs the same. The two share their observations: p must not change while the other is in use.
+//
+// Whether rates hold far beyond what they were observed for, nobody knows. They do where memory goes with tokens; they do not where a first small call compiled, or has
+// workspaces that a larger one has too. By p such a call can make ones refused that would be admitted if nothing had been observed.
+func (p *Profile) Floor() *Profile { return &Profile{p.entries, true} }
 
 // Bound is a price that no layout of a load can beat: Required and Retained are each at most those of [Profile.Price] for l with any Packed from l.Packed, the fewest
 // tokens that a layout has, to l.Logical, the most. Both may not be reached by one and the same layout.
@@ -59,7 +66,7 @@ func (p *Profile) Bound(s Signature, g Geometry, l Load) Price {
 	}
 	s = s.canonical()
 	e := p.find(&s, l.Mix)
-	least := price(e, &g, &l)
+	least := p.price(e, &g, &l)
 	if e == nil {
 		return least
 	}
@@ -70,20 +77,20 @@ func (p *Profile) Bound(s Signature, g Geometry, l Load) Price {
 			at := l
 			at.Packed = max(l.Packed, mulDivUp(l.Logical, ratio.den, max(1, ratio.num)))
 			if at.Packed <= l.Logical && at.Packed <= times(t.packed, Growth) {
-				least.Retained = min(least.Retained, price(e, &g, &at).Retained)
+				least.Retained = min(least.Retained, p.price(e, &g, &at).Retained)
 			}
 		}
 	}
 	return least
 }
 
-func price(e *entry, g *Geometry, l *Load) Price {
+func (p *Profile) price(e *entry, g *Geometry, l *Load) Price {
 	r := Price{Outputs: l.Outputs, Basis: Cold}
 	compute := g.Static(l.Packed)
 	kept, believed := int64(0), false
 	if e != nil {
 		r.Basis = Learned
-		compute = max(compute, e.estimate(l, peakOf))
+		compute = max(compute, e.estimate(l, peakOf, p.floor))
 		for i := range e.buckets {
 			b := &e.buckets[i]
 			r.Trusted = r.Trusted || b.peak.reaches(l, e.kinds)
@@ -93,7 +100,7 @@ func price(e *entry, g *Geometry, l *Load) Price {
 	r.Required = mulDiv(plus(l.Outputs, compute), SafetyNumerator, SafetyDenominator)
 	r.Retained = r.Required
 	if believed {
-		kept = e.estimate(l, keptOf)
+		kept = e.estimate(l, keptOf, false)
 		r.Retained = min(r.Required, mulDivUp(plus(l.Outputs, kept), SafetyNumerator, SafetyDenominator))
 	}
 	return r
@@ -118,8 +125,9 @@ func (t *track) tokens(packed, logical int64) int64 {
 	return max(packed, mulDivUp(logical, t.ratio.den, max(1, t.ratio.num)))
 }
 
-// estimate is the smaller of the two bounds of the package comment, for the tracks that have something to say; 0 if none has.
-func (e *entry) estimate(l *Load, of func(*bucket) *track) int64 {
+// estimate is the smaller of the two bounds of the package comment, for the tracks that have something to say; 0 if none has. As a floor it ends where the
+// largest bucket does.
+func (e *entry) estimate(l *Load, of func(*bucket) *track, floor bool) int64 {
 	last := -1
 	for i := range e.buckets {
 		if of(&e.buckets[i]).packed > 0 {
@@ -137,6 +145,9 @@ func (e *entry) estimate(l *Load, of func(*bucket) *track) int64 {
 			continue
 		}
 		size, reach := t.tokens(l.Packed, l.Logical), times(t.packed, Growth)
+		if floor && i == last {
+			size = min(size, reach)
+		}
 		outgrown := i < last && size > reach
 		// Above the range only the nearest bucket counts, and that only if none was within it.
 		if outgrown || !near || t.packed <= times(size, Growth) {

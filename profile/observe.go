@@ -140,6 +140,7 @@ func (e *entry) merge(o *bucket) {
 // Profile is what a rank has learned about the memory of calls. The zero value has learned nothing and is ready for use. It is not safe for concurrent use.
 type Profile struct {
 	entries []entry // ascending
+	floor   bool    // see Floor
 }
 
 // canonical reads a topology that is not given as one rank, and names as what can be saved.

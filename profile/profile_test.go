@@ -377,8 +377,11 @@ func randomProfile(r *rand.Rand) *Profile {
 // Defects 13 and 27 (#877): prices are integers that never fall as a call grows, and the bound is below the price of every layout, on both sides of every limit of trust.
 func TestPricesAreMonotoneAndBoundsAreSound(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for range 20_000 {
+	for i := range 20_000 {
 		p := randomProfile(r)
+		if i%3 == 0 {
+			p = p.Floor()
+		}
 		g := Geometry{Hidden: r.Int64N(3), Layers: 4, ElementBytes: 2}
 		logical := 1 + r.Int64N(int64(1)<<r.IntN(22))
 		l := Load{Packed: 1 + r.Int64N(logical), Logical: logical, Outputs: r.Int64N(5000)}
@@ -411,6 +414,43 @@ func TestPricesAreMonotoneAndBoundsAreSound(t *testing.T) {
 				t.Fatalf("bound of %+v is %v, but %d packed tokens cost %v\n%s", l, bound, packed, got, p.Save())
 			}
 		}
+	}
+}
+
+// A first call of 10 tokens that took 175 MB, compiling, says by itself that 20,000 tokens need 386 GB (#848). The floor says no more of them than of 80 tokens, and not less than of fewer.
+func TestTheFloorEndsWhereTrustDoes(t *testing.T) {
+	tiny := seen([5]int64{10, 10, 0, 175_454_545, 0})
+	for _, c := range [][3]int64{{9, 173_700_000, 173_700_000}, {80, 1_543_999_996, 1_543_999_996}, {81, 1_563_299_996, 1_543_999_996}, {20_000, 385_999_999_000, 1_543_999_996}} {
+		if by, floor := priceOf(tiny, c[0], c[0], 0).Required, priceOf(tiny.Floor(), c[0], c[0], 0).Required; by != c[1] || floor != c[2] {
+			t.Errorf("%d tokens: %d, at least %d; want %d and %d", c[0], by, floor, c[1], c[2])
+		}
+	}
+	if got := tiny.Floor().Price(sig, Geometry{Hidden: 1000, Layers: 4, ElementBytes: 4}, Load{Packed: 100_000, Logical: 100_000}); got.Required != 2_200_000_000 || got.Trusted || got.Retained != got.Required {
+		t.Errorf("%v: want the cold estimate, which is more", got)
+	}
+	r := rand.New(rand.NewPCG(7, 8))
+	same, s := 0, sig.canonical()
+	for range 20_000 {
+		p := randomProfile(r)
+		packed := 1 + r.Int64N(int64(1)<<r.IntN(20))
+		l := Load{Packed: packed, Logical: packed + r.Int64N(1+3*packed), Outputs: r.Int64N(500)}
+		by, floor := p.Price(sig, Geometry{}, l), p.Floor().Price(sig, Geometry{}, l)
+		if floor.Check() != nil || floor.Required > by.Required || floor.Retained > by.Retained || floor.Trusted != by.Trusted {
+			t.Fatalf("%+v: %v, at least %v\n%s", l, by, floor, p.Save())
+		}
+		e := p.find(&s, nil)
+		if e == nil {
+			continue
+		}
+		last := &e.buckets[len(e.buckets)-1].peak
+		if within := last.tokens(l.Packed, l.Logical) <= 8*last.packed; within && floor != by {
+			t.Fatalf("%+v: %v, at least %v\n%s", l, by, floor, p.Save())
+		} else if within {
+			same++
+		}
+	}
+	if same < 1000 {
+		t.Errorf("only %d loads were within reach", same)
 	}
 }
 
