@@ -34,6 +34,8 @@ func TestMappingsThatFail(t *testing.T) {
 		{"a reservation", failpoint.Reserve, 3, func() (func(), error) { r, err := h.Reserve(sizes); return r.Release, err }},
 		{"a reservation, made resident", failpoint.Populate, 3, func() (func(), error) { r, err := h.Reserve(sizes); return r.Release, err }},
 		{"turns", failpoint.Reserve, 1, func() (func(), error) { r, err := h.ReserveTurns(turns); return r.Release, err }},
+		{"a pool", failpoint.Reserve, 1, func() (func(), error) { l, err := h.ReservePool(5, 5); return l.Release, err }},
+		{"a pool, made resident", failpoint.Populate, 1, func() (func(), error) { l, err := h.ReservePool(5, 5); return l.Release, err }},
 		{"turns, made resident", failpoint.Populate, 1, func() (func(), error) { r, err := h.ReserveTurns(turns); return r.Release, err }},
 	} {
 		for n := 1; n <= c.hits+1; n++ {

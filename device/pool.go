@@ -3,6 +3,8 @@ package device
 import (
 	"fmt"
 	"sync"
+
+	"github.com/trainerrank/engine/internal/failpoint"
 )
 
 // Pool is the [Arena] of passes of which it is only estimated what they will ask for: those of a model that cannot be rehearsed.
@@ -11,7 +13,7 @@ import (
 // their sum has to be right. A piece for which the slab has no room is a [Block] of the device, as long as the pool then holds no more than it may. If that is exceeded, or the
 // device has no more, the arena's methods panic with an [*OutOfMemoryError].
 //
-// The arena's methods, NextPass and Asked belong to the goroutine that runs the passes. A pass after which scratch is still in use loses it.
+// The arena's methods, NextTurn and Asked belong to the goroutine that runs the passes. A pass after which scratch is still in use loses it.
 type Pool struct {
 	space *Space
 	id    uint64
@@ -51,10 +53,13 @@ func (s *Space) ReservePool(bytes, most int64) (*Pool, error) {
 	}
 	l := &Pool{space: s, held: sizes[Scratch], most: most}
 	if l.held > 0 {
-		if l.slab, err = s.mapper.Map(l.held); err != nil {
+		if err = failpoint.Hit(failpoint.Reserve); err == nil {
+			l.slab, err = s.mapper.Map(l.held)
+		}
+		if err != nil {
 			return nil, s.unclaim("reserve", sizes, err)
 		}
-		if err = s.mapper.Populate(l.slab); err != nil {
+		if err = s.populate(l.slab); err != nil {
 			s.mapper.Unmap(l.slab)
 			return nil, s.unclaim("reserve", sizes, err)
 		}
@@ -170,8 +175,8 @@ func (l *Pool) drop(b *Block) {
 	b.Free()
 }
 
-// NextPass ends a pass and begins the next: what the one kept stays, its scratch is given back.
-func (l *Pool) NextPass() {
+// NextTurn ends a pass and begins the next: what the one kept stays, its scratch is given back.
+func (l *Pool) NextTurn() {
 	l.Pop(0)
 	l.asked = Counter{}
 }

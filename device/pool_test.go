@@ -151,7 +151,7 @@ func TestPassesOfAPoolAreMeasuredApart(t *testing.T) {
 	l := pool(t, h, 8*PageSize, 100*PageSize)
 	for pass, c := range [][2]int64{{100, 5 * PageSize}, {70, 12 * PageSize}, {1, 1}, {0, 0}} {
 		if pass > 0 {
-			l.NextPass()
+			l.NextTurn()
 		}
 		l.Keep(Outputs, c[0])
 		l.Scratch(c[1])

@@ -97,6 +97,8 @@ type Spec struct {
 	Layers     int    `json:"layers"`
 	// ExpertParallel is the number of ranks that the experts are spread over; 0 is 1. Above 1 a call is not split.
 	ExpertParallel int `json:"expert_parallel,omitzero"`
+	// ElementBytes is the size of an element of the weights, in bytes; 0 is 4.
+	ElementBytes int `json:"element_bytes,omitzero"`
 }
 
 // Batch is one group of requests, packed: the requests share one selection and one grad mode. Row r of the packed batch is Requests[r].
@@ -106,7 +108,7 @@ type Batch struct {
 	Adapter  *Adapter              // what the base weights are added to; nil: nothing
 	Grad     bool                  // whether the pass keeps a graph: for the parameters of the adapter, or without one for those of the base model
 	Keep     Retention             // what the graph keeps; "" is Stored
-	Arena    device.Arena          // where the pass lives
+	Arena    device.Arena          // where the pass lives; what a model takes elsewhere is neither predicted nor observed
 	Progress func(done, total int) // called now and then with steps done; nil: not wanted
 }
 

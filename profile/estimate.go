@@ -48,11 +48,11 @@ func (p *Profile) Price(s Signature, g Geometry, l Load) Price {
 	return p.price(p.find(&s, l.Mix), &g, &l)
 }
 
-// Floor is p for whoever asks what is known at least: a load that is more than [Growth] times as large as everything that was observed costs what one of just that size does, or the cold estimate if that
-// is more. Nothing costs more than by p itself, and what is within reach costs the same. The two share their observations: p must not change while the other is in use.
+// Floor is p for whoever asks what is known at least: a load that is more than [Growth]*[Growth] times as large as everything that was observed costs what one of just that size does, or the cold estimate if
+// that is more. Nothing costs more than by p itself, and all that is smaller costs the same. The two share their observations: p must not change while the other is in use.
 //
-// Whether rates hold far beyond what they were observed for, nobody knows. They do where memory goes with tokens; they do not where a first small call compiled, or has
-// workspaces that a larger one has too. By p such a call can make ones refused that would be admitted if nothing had been observed.
+// Between Growth and Growth*Growth times what was observed a rate is not trusted, but it is all that there is to go by. Beyond that it says little: a first small call compiled, or
+// had workspaces that a larger one has too. By p such a call can make ones refused that would be admitted if nothing had been observed.
 func (p *Profile) Floor() *Profile { return &Profile{p.entries, true} }
 
 // Bound is a price that no layout of a load can beat: Required and Retained are each at most those of [Profile.Price] for l with any Packed from l.Packed, the fewest
@@ -125,8 +125,8 @@ func (t *track) tokens(packed, logical int64) int64 {
 	return max(packed, mulDivUp(logical, t.ratio.den, max(1, t.ratio.num)))
 }
 
-// estimate is the smaller of the two bounds of the package comment, for the tracks that have something to say; 0 if none has. As a floor it ends where the
-// largest bucket does.
+// estimate is the smaller of the two bounds of the package comment, for the tracks that have something to say; 0 if none has. As a floor it ends at
+// Growth*Growth times the largest observation.
 func (e *entry) estimate(l *Load, of func(*bucket) *track, floor bool) int64 {
 	last := -1
 	for i := range e.buckets {
@@ -146,7 +146,7 @@ func (e *entry) estimate(l *Load, of func(*bucket) *track, floor bool) int64 {
 		}
 		size, reach := t.tokens(l.Packed, l.Logical), times(t.packed, Growth)
 		if floor && i == last {
-			size = min(size, reach)
+			size = min(size, times(reach, Growth))
 		}
 		outgrown := i < last && size > reach
 		// Above the range only the nearest bucket counts, and that only if none was within it.

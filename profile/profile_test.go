@@ -2,6 +2,7 @@ package profile
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"math"
 	"math/big"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/internal/strictjson"
 )
 
 const gib = int64(1) << 30
@@ -417,15 +419,15 @@ func TestPricesAreMonotoneAndBoundsAreSound(t *testing.T) {
 	}
 }
 
-// A first call of 10 tokens that took 175 MB, compiling, says by itself that 20,000 tokens need 386 GB (#848). The floor says no more of them than of 80 tokens, and not less than of fewer.
-func TestTheFloorEndsWhereTrustDoes(t *testing.T) {
+// A first call of 10 tokens that took 175 MB, compiling, says by itself that 20,000 tokens need 386 GB (#848). The floor says no more of them than of 640 tokens, and not less than of fewer.
+func TestTheFloorEndsWhereARateSaysLittle(t *testing.T) {
 	tiny := seen([5]int64{10, 10, 0, 175_454_545, 0})
-	for _, c := range [][3]int64{{9, 173_700_000, 173_700_000}, {80, 1_543_999_996, 1_543_999_996}, {81, 1_563_299_996, 1_543_999_996}, {20_000, 385_999_999_000, 1_543_999_996}} {
+	for _, c := range [][3]int64{{9, 173_700_000, 173_700_000}, {640, 12_351_999_968, 12_351_999_968}, {641, 12_371_299_968, 12_351_999_968}, {20_000, 385_999_999_000, 12_351_999_968}} {
 		if by, floor := priceOf(tiny, c[0], c[0], 0).Required, priceOf(tiny.Floor(), c[0], c[0], 0).Required; by != c[1] || floor != c[2] {
 			t.Errorf("%d tokens: %d, at least %d; want %d and %d", c[0], by, floor, c[1], c[2])
 		}
 	}
-	if got := tiny.Floor().Price(sig, Geometry{Hidden: 1000, Layers: 4, ElementBytes: 4}, Load{Packed: 100_000, Logical: 100_000}); got.Required != 2_200_000_000 || got.Trusted || got.Retained != got.Required {
+	if got := tiny.Floor().Price(sig, Geometry{Hidden: 1000, Layers: 4, ElementBytes: 4}, Load{Packed: 1_000_000, Logical: 1_000_000}); got.Required != 22_000_000_000 || got.Trusted || got.Retained != got.Required {
 		t.Errorf("%v: want the cold estimate, which is more", got)
 	}
 	r := rand.New(rand.NewPCG(7, 8))
@@ -443,7 +445,7 @@ func TestTheFloorEndsWhereTrustDoes(t *testing.T) {
 			continue
 		}
 		last := &e.buckets[len(e.buckets)-1].peak
-		if within := last.tokens(l.Packed, l.Logical) <= 8*last.packed; within && floor != by {
+		if within := last.tokens(l.Packed, l.Logical) <= 64*last.packed; within && floor != by {
 			t.Fatalf("%+v: %v, at least %v\n%s", l, by, floor, p.Save())
 		} else if within {
 			same++
@@ -495,6 +497,23 @@ func reread(t *testing.T, p *Profile) *Profile {
 	}
 	if !bytes.Equal(q.Save(), p.Save()) {
 		t.Fatalf("saved as\n%s\nread as\n%s", p.Save(), q.Save())
+	}
+	// As a part of another text.
+	text, err := json.Marshal([]*Profile{p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var inside []*Profile
+	if err := json.Unmarshal(text, &inside); err != nil || !bytes.Equal(inside[0].Save(), p.Save()) {
+		t.Fatalf("%v: %s", err, text)
+	}
+	list, err := strictjson.Parse(text, 9)
+	if err != nil {
+		t.Fatal(err)
+	}
+	part := new(Profile)
+	if err := part.DecodeJSON(list.Items()[0]); err != nil || !bytes.Equal(part.Save(), p.Save()) {
+		t.Fatalf("%v: %s", err, text)
 	}
 	return q
 }

@@ -82,6 +82,27 @@ func (p *Profile) Save() []byte {
 	return out.Bytes()
 }
 
+// MarshalJSON is Save, for a profile inside another text.
+func (p *Profile) MarshalJSON() ([]byte, error) { return p.Save(), nil }
+
+// UnmarshalJSON is [Read].
+func (p *Profile) UnmarshalJSON(text []byte) error {
+	q, err := Read(text)
+	if err == nil {
+		*p = *q
+	}
+	return err
+}
+
+// DecodeJSON is [Read] of a part of a text.
+func (p *Profile) DecodeJSON(v strictjson.Value) error {
+	q, err := decode(v)
+	if err == nil {
+		*p = *q
+	}
+	return err
+}
+
 // Read is the profile that [Profile.Save] wrote. What Save would not have written is refused, with the place: another version, unknown or missing or repeated
 // keys, numbers that are no integers, buckets and entries out of order, a rate below what its own bytes say. An error is a [*strictjson.Error].
 func Read(text []byte) (*Profile, error) {
@@ -89,6 +110,10 @@ func Read(text []byte) (*Profile, error) {
 	if err != nil {
 		return nil, err
 	}
+	return decode(root)
+}
+
+func decode(root strictjson.Value) (*Profile, error) {
 	r := &reader{}
 	fields := r.object(root, "version", "entries")
 	if v := r.integer(fields[0], 0); r.err == nil && v != version {

@@ -27,6 +27,8 @@ type (
 // Bases, verdicts and retentions.
 const (
 	Exact   = profile.Exact
+	Learned = profile.Learned
+	Cold    = profile.Cold
 	Whole   = ladder.Whole
 	Split   = ladder.Split
 	Refused = ladder.Refused
@@ -43,6 +45,8 @@ type Admission struct {
 	ladder.Admission
 	Shares       device.Sizes  `json:"-"` // PredictedPeakBytes by purpose, at the moment of the peak
 	PlanningTime time.Duration `json:"-"`
+
+	learned *learned // what priced it; nil: rehearsals
 }
 
 // hostTable stands for a table that was fitted on the host. There a layer's time is that of packed rows and attended pairs: rows run through it in blocks
@@ -64,6 +68,8 @@ type question struct {
 	Groups   []requests         `json:"groups"`
 	// Retentions are those that may be used for graphs; nil means all.
 	Retentions []Retention `json:"retentions,omitempty"`
+	// Learned is what prices are made of; nil means rehearsals.
+	Learned *experience `json:"learned,omitempty"`
 
 	rehearser
 	said *footprints // what the rehearser has said, if that is to be remembered
@@ -132,7 +138,7 @@ type rehearser interface {
 // ask puts the question whether a call fits, and if explain, also what the least is that would do.
 func (t *TrainerRank) ask(c *call, g *ground, explain bool) (*question, error) {
 	q := &question{
-		Usable: g.usable, Explain: explain, Device: t.dev.Name(), Model: t.model.Spec(), Tables: t.tables, Anchor: g.anchor, rehearser: g.model,
+		Usable: g.usable, Explain: explain, Device: t.dev.Name(), Model: t.model.Spec(), Tables: t.tables, Anchor: g.anchor, Learned: g.learned, rehearser: g.model,
 		Requests: make([]request, len(c.inputs)), Groups: make([]requests, len(c.members)), Retentions: c.retentions,
 	}
 	for i, in := range c.inputs {
@@ -187,12 +193,22 @@ func (q *question) admit(ctx context.Context) (*Admission, error) {
 	if err != nil {
 		return nil, err
 	}
+	a := &Admission{}
+	search := func(usable int64, o ladder.Options) (*ladder.Admission, error) {
+		return ladder.Search(lc, p, p, usable, o)
+	}
+	if q.Learned != nil {
+		a.learned = p.learned(lc)
+		search = func(usable int64, o ladder.Options) (*ladder.Admission, error) {
+			return a.learned.search(lc, usable, o)
+		}
+	}
 	// A total fits if its pages do, which is to say, if it is within the whole pages that may be used.
-	found, err := ladder.Search(lc, p, p, q.Usable&^(device.PageSize-1), ladder.Options{Explain: q.Explain, Retentions: q.Retentions})
+	found, err := search(q.Usable&^(device.PageSize-1), ladder.Options{Explain: q.Explain, Retentions: q.Retentions})
 	if err != nil {
 		return nil, err
 	}
-	a := &Admission{Admission: *found}
+	a.Admission = *found
 	a.UsableLimitBytes = q.Usable
 	a.PredictedPeakBytes, a.SmallestBudgetBytes = pages(a.PredictedPeakBytes), pages(a.SmallestBudgetBytes)
 	for i := range a.Rungs {
@@ -253,6 +269,7 @@ type planner struct {
 	cost   prefixtree.Cost
 	inputs []forward.Input          // of the requests: zeros in place of tokens and labels
 	rows   []int                    // per request its row in the tree of its group
+	visit  *ladder.Visit            // of the requests
 	shared map[string]profile.Price // of full sharing, by requests
 	blank  []int32                  // zeros
 }
@@ -261,6 +278,7 @@ type planner struct {
 type work struct {
 	passes []*pass // one per group
 	prices map[Retention]profile.Price
+	load   profile.Load // of a price that is learned
 }
 
 // pass is the part of a subforward that is one batch.
@@ -321,16 +339,22 @@ func pages(bytes int64) int64 {
 	return device.RoundPages(bytes)
 }
 
-// turns is what is in use at most while each subforward of a plan runs: the outputs so far, and its own scratch.
+// turns is what is in use at most while each subforward of a plan without gradients runs: the outputs so far, what else was kept, and its own scratch. Together these are
+// whole pages.
 func turns(a *Admission) []device.Sizes {
 	var list []device.Sizes
-	outputs := int64(0)
+	outputs, kept := int64(0), int64(0)
 	for _, c := range a.Chunks {
 		if c.Plan == nil {
 			continue
 		}
+		total := pages(outputs + kept + c.Price.Required)
 		outputs += c.Price.Outputs
-		list = append(list, device.Sizes{device.Outputs: device.RoundPages(outputs), device.Scratch: c.Price.Ephemeral()})
+		kept += c.Price.Retained - c.Price.Outputs
+		turn := device.Sizes{device.Outputs: pages(outputs)}
+		turn[device.Retained] = min(pages(kept), total-turn[device.Outputs])
+		turn[device.Scratch] = total - turn.Total()
+		list = append(list, turn)
 	}
 	return list
 }
@@ -355,11 +379,11 @@ func (p *planner) describe() (*ladder.Call, error) {
 	for g := range p.Groups {
 		trees[g] = p.Groups[g].Tree.Tree
 	}
-	visit, err := ladder.NewVisit(groups, trees)
-	if err != nil {
+	var err error
+	if p.visit, err = ladder.NewVisit(groups, trees); err != nil {
 		return nil, err
 	}
-	lc.Order = visit.Order
+	lc.Order = p.visit.Order
 	return lc, nil
 }
 
@@ -386,6 +410,9 @@ func (p *planner) Plan(requests []int, l ladder.Layout) (*ladder.Plan, error) {
 			if pass.layout, err = tree.Layout(choice.Decisions); err != nil {
 				return nil, err
 			}
+		}
+		if n := pass.layout.Packed; n > math.MaxInt32 {
+			return nil, fmt.Errorf("forward: %d packed tokens, at most %d are possible in one batch", n, math.MaxInt32)
 		}
 		plan.Packed += pass.layout.Packed
 		plan.Layouts = append(plan.Layouts, pass.layout)
@@ -449,9 +476,6 @@ func (p *planner) Price(plan *ladder.Plan, r ladder.Retention) (profile.Price, e
 // rehearse says what a pass needs under a retention. It is not packed for that: most passes are priced and not run.
 func (p *planner) rehearse(pass *pass, r Retention) (forward.Footprint, error) {
 	l, g := pass.layout, &p.Groups[p.Requests[pass.requests[0]].Group]
-	if l.Packed > math.MaxInt32 {
-		return forward.Footprint{}, fmt.Errorf("forward: %d packed tokens, at most %d are possible in one batch", l.Packed, math.MaxInt32)
-	}
 	blank := p.zeros(l.Packed)
 	b := &forward.Batch{
 		Batch:    &prefixtree.Batch{Tokens: blank, Positions: blank, SegmentOf: blank, Spans: l.Spans, Terminals: l.Terminals, Rows: len(pass.requests)},
@@ -520,6 +544,9 @@ func (c *call) refusal(a *Admission) *MemoryError {
 	}
 	e := c.memoryError(a)
 	e.Suggestion = fmt.Sprintf("give it %d bytes, or smaller inputs or fewer outputs: %s", a.SmallestBudgetBytes, fits)
+	if !a.Trusted {
+		e.Suggestion += "; nothing of its size was observed yet, and after one call like it a split may be seen to fit"
+	}
 	return e
 }
 

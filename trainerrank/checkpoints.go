@@ -119,6 +119,9 @@ func (t *TrainerRank) adapterOf(g group) (*forward.Adapter, error) {
 	if g == (group{}) {
 		return nil, nil
 	}
+	if g.Grad && t.exact == nil {
+		return nil, &RuntimeSupportError{fmt.Sprintf("model %s cannot rehearse, and training without is not built yet: use the no-grad mode", t.model.Spec().Name)}
+	}
 	if t.slots == nil {
 		if g.Slot != "" {
 			return nil, &SlotStateError{Slot: g.Slot, Reason: "the model takes no adapters"}

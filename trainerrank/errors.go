@@ -20,8 +20,8 @@ func (e *InputError) Unwrap() error { return e.Err }
 // MemoryError is the refusal of a call that does not fit, before anything ran. All numbers belong to one and the same plan: the whole call with
 // fewest tokens.
 //
-// It is also what a [PartialExecutionError] wraps if memory ran out while a split ran; then the numbers are those of the split, and SmallestBudgetBytes is what
-// it was to need.
+// It is also what a [PartialExecutionError] wraps if memory ran out while a split ran, and what a call whose price was an estimate fails with if memory ran out while it
+// ran whole; then the numbers are those of the plan that ran, and SmallestBudgetBytes is what it was to need.
 type MemoryError struct {
 	PredictedPeakBytes  int64 // bytes that the call needs beside what is allocated
 	UsableLimitBytes    int64 // bytes that it may use
@@ -36,7 +36,7 @@ type MemoryError struct {
 	LargestPrefix       int          // the first so many inputs, in the caller's order, fit now
 	Telemetry           Telemetry
 	Err                 error // why the device gave no memory although the call was within the limit; nil otherwise
-	Executing           bool  // it ran out while a split that was admitted ran
+	Executing           bool  // it ran out while a call that was admitted ran
 }
 
 func (e *MemoryError) Error() string {
@@ -45,7 +45,13 @@ func (e *MemoryError) Error() string {
 		what, why, cause = "could not reserve what it is predicted to need: unable to find a feasible split", "the bytes that it was planned for are not there", ": "+e.Err.Error()
 	}
 	if e.Executing {
-		what, why = "ran out of memory in a split that was admitted", "its rehearsal asked for less"
+		what, why = "ran out of memory in a call that was admitted", "its rehearsal asked for less"
+		if e.Telemetry.SubforwardCount > 1 {
+			what = "ran out of memory in a split that was admitted"
+		}
+		if e.Telemetry.Basis != Exact {
+			why = fmt.Sprintf("its price was an estimate, %s", e.Telemetry.Basis)
+		}
 	}
 	return fmt.Sprintf("forward %s (%s): predicted_peak_bytes=%d usable_limit_bytes=%d packed_tokens=%d logical_tokens=%d%s",
 		what, why, e.PredictedPeakBytes, e.UsableLimitBytes, e.PackedTokens, e.LogicalTokens, cause)

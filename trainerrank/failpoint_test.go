@@ -168,6 +168,71 @@ func TestEveryFailPoint(t *testing.T) {
 	}
 }
 
+// The same for a call whose price is an estimate, which takes memory while it runs: what a failure of the device does then is a [*trainerrank.MemoryError] of a call that was admitted.
+func TestEveryFailPointOfALearnedCall(t *testing.T) {
+	m, in, _, _ := splitCall(t)
+	defer failpoint.Disarm()
+	want, _ := score(t, wrap(t, m.Model), in)
+	call := func() error {
+		res, err := wrap(t, trainerrank.Opaque(m.Model)).DPRankForward(t.Context(), in)
+		if err != nil {
+			return err
+		}
+		defer res.Release()
+		for i, o := range res.Outputs.Flat() {
+			if d := golden.Diff(want[i], golden.Copy(o)); d != "" {
+				t.Errorf("output %d:\n%s", i, d)
+			}
+		}
+		return nil
+	}
+	before := stateOf(m.Host)
+	count := hits(func() {
+		if err := call(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if count[failpoint.Allocate] == 0 || count[failpoint.Rehearse] > 0 {
+		t.Fatalf("a cold call hits %v", count)
+	}
+	for point, n := range count {
+		for _, hit := range some(n) {
+			for what, do := range map[string]func(*failpoint.Error) error{"error": failpoint.Fail, "panic": failpoint.Panic} {
+				taking := point == failpoint.Allocate || point == failpoint.Reserve || point == failpoint.Populate
+				if taking && what == "panic" {
+					continue // the operating system does not panic
+				}
+				at := fmt.Sprintf("%s at hit %d of %d of %s", what, hit, n, point)
+				failpoint.Arm(point, hit, do)
+				var err error
+				panicked := caught(func() { err = call() })
+				failpoint.Disarm()
+				unchanged(t, m.Host, before)
+				var failed *failpoint.Error
+				var memory *trainerrank.MemoryError
+				var partial *trainerrank.PartialExecutionError
+				switch {
+				case what == "panic":
+					if failed, _ = panicked.(*failpoint.Error); failed == nil || failed.N != hit {
+						t.Errorf("%s: %v", at, panicked)
+					}
+				case !errors.As(err, &failed) || failed.N != hit || errors.As(err, &partial) || errors.As(err, &memory) != taking:
+					t.Errorf("%s: %v", at, err)
+				case taking && memory.Executing != (point == failpoint.Allocate):
+					t.Errorf("%s: %v", at, err)
+				}
+				if err := call(); err != nil {
+					t.Errorf("%s: the call after: %v", at, err)
+				}
+				unchanged(t, m.Host, before)
+				if t.Failed() {
+					t.FailNow()
+				}
+			}
+		}
+	}
+}
+
 // A rank that fails in a collective, before the call has run or after, takes the others with it: an error or a panic on all, nothing left on any; new ranks work.
 func TestEveryFailPointInACollective(t *testing.T) {
 	const ranks = 3

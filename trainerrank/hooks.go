@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+
+	"github.com/trainerrank/engine/profile"
 )
 
 // The environment of the hooks for tests. Without the first set to 1 the others are not looked at.
@@ -35,8 +37,11 @@ func readHooks() (h hooks, err error) {
 	return h, nil
 }
 
-// usable is the number of bytes that a call may use, of free.
+// usable is the number of bytes that a call may use, of free. Where prices are estimates a part of the device stays free.
 func (t *TrainerRank) usable(free int64, h hooks) int64 {
+	if t.exact == nil {
+		free = profile.Usable(free, t.dev.Capacity())
+	}
 	n := max(0, min(t.limit, free))
 	if h.limited {
 		n = min(n, max(0, h.limit-t.dev.Stats().Allocated))

@@ -7,6 +7,7 @@ import (
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/forward/prefixtree"
+	"github.com/trainerrank/engine/profile"
 )
 
 // Option configures a TrainerRank.
@@ -23,6 +24,9 @@ func WithUsableBytes(n int64) Option { return func(t *TrainerRank) { t.limit = n
 func WithCostTables(tables ...prefixtree.Table) Option {
 	return func(t *TrainerRank) { t.tables = append(slices.Clone(tables), t.tables...) }
 }
+
+// WithProfile lets a rank begin with what others, or it before it was started anew, have learned about the memory of calls. The profile is copied.
+func WithProfile(p *profile.Profile) Option { return func(t *TrainerRank) { t.known.Merge(p) } }
 
 // WithWorld says with which other ranks this one runs that have inputs of their own: data-parallel ones. The default is to be alone.
 func WithWorld(w collective.World) Option { return func(t *TrainerRank) { t.world = w } }

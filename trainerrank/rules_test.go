@@ -631,19 +631,14 @@ func TestModelsThatDoNotKeepTheirWord(t *testing.T) {
 	}
 }
 
-// bare is a model that cannot rehearse.
-type bare struct{ forward.Model }
-
 // homeless can rehearse, and is on no device.
 type homeless struct{ forward.Rehearser }
 
-func TestNewRefusesWhatItCannotPrice(t *testing.T) {
+func TestNewRefusesWhatIsOnNoDevice(t *testing.T) {
 	m := golden.Load(t, golden.FS(t, "qwen2-tiny"), golden.Options{Unloaded: true})
-	var e *trainerrank.RuntimeSupportError
-	if _, err := trainerrank.New(bare{m.Model}); !errors.As(err, &e) || !strings.Contains(err.Error(), "rehears") {
-		t.Errorf("a model that cannot rehearse: %v", err)
-	}
-	for name, model := range map[string]forward.Model{"homeless": homeless{m.Model}, "not placed": m.Model} {
+	for name, model := range map[string]forward.Model{
+		"homeless": homeless{m.Model}, "not placed": m.Model, "opaque and homeless": trainerrank.Opaque(homeless{m.Model}), "opaque and not placed": trainerrank.Opaque(m.Model),
+	} {
 		if _, err := trainerrank.New(model); err == nil || !strings.Contains(err.Error(), "no device") {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -63,6 +63,17 @@ func (t *TrainerRank) take(c *call, a *Admission) (memory, error) {
 		}
 		return m, nil
 	}
+	if a.learned != nil {
+		slab, most := a.PredictedPeakBytes, a.UsableLimitBytes&^(device.PageSize-1)
+		if most/2 < slab {
+			slab = most // what would be left beside it is of little use, for a piece of memory must lie in one
+		}
+		pool, err := t.dev.ReservePool(slab, most)
+		if err != nil {
+			return nil, err
+		}
+		return pool, nil
+	}
 	turns := turns(a)
 	var res *device.Reservation
 	var err error
@@ -77,21 +88,23 @@ func (t *TrainerRank) take(c *call, a *Admission) (memory, error) {
 	return res, nil
 }
 
-// run runs the subforwards of an admission inside its reservation. The outputs stay in it.
+// run runs the subforwards of an admission inside its memory. The outputs stay in it.
 func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, res memory, flat []*forward.Output, tel *Telemetry) (err error) {
 	done, count := 0, len(a.Chunks)
 	defer func() {
-		// A slab that is too small is a fault of the rehearsal: an error of this call, not the end of the process.
-		var over *device.OverrunError
+		// A slab that is too small is a fault of the rehearsal, and a pool that is empty one of the estimate: an error of this call, not the end of the process.
 		if r := recover(); r != nil {
 			e, ok := r.(error)
-			if !ok || !errors.As(e, &over) {
+			if !ok || !ranOut(e) {
 				panic(r)
 			}
-			err = fmt.Errorf("forward: the call outgrew its reservation: %w", over)
+			err = fmt.Errorf("forward: the call outgrew its reservation: %w", e)
 		}
 		tel.ObservedPeakBytes = res.Peak()
 		if err != nil {
+			if ranOut(err) {
+				t.observe(a, done, res, false)
+			}
 			err = c.failed(a, *tel, done, err)
 		}
 	}()
@@ -125,10 +138,18 @@ func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, res memory
 			}
 			before += p.layout.Packed
 		}
+		t.observe(a, done, res, true)
 	}
 	tel.RetainedBytes = res.Kept()
 	res.ReleaseScratch()
 	return nil
+}
+
+// ranOut says whether an error is about memory.
+func ranOut(err error) bool {
+	var oom *device.OutOfMemoryError
+	var over *device.OverrunError
+	return errors.As(err, &oom) || errors.As(err, &over)
 }
 
 // pass runs one batch on the checkpoint of its group, and puts its outputs where they belong.
@@ -175,16 +196,20 @@ func (t *TrainerRank) pass(ctx context.Context, p *pass, b *forward.Batch, kind 
 // failed is the error of a call whose execution failed after so many subforwards. A call that was told to stop did not fail.
 func (c *call) failed(a *Admission, tel Telemetry, done int, err error) error {
 	count := len(a.Chunks)
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || count == 1 {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || count == 1 && a.learned == nil {
 		return err
 	}
-	var oom *device.OutOfMemoryError
-	var over *device.OverrunError
-	if errors.As(err, &oom) || errors.As(err, &over) {
+	if ranOut(err) {
 		e := c.memoryError(a)
 		e.Telemetry, e.Err, e.Executing = tel, err, true
 		e.Suggestion = "the rehearsal of the model promised less than the model asked for; smaller inputs may run"
+		if a.learned != nil {
+			e.Suggestion = "what it took is remembered, so that the same call is planned with more, split or refused; or give it smaller inputs"
+		}
 		err = e
+	}
+	if count == 1 {
+		return err
 	}
 	return &PartialExecutionError{Completed: done, Count: count, Err: err}
 }

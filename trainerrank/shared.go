@@ -20,8 +20,9 @@ import (
 // ground is what a call is planned on.
 type ground struct {
 	hooks
-	usable int64 // bytes
-	model  rehearser
+	usable  int64 // bytes
+	model   rehearser
+	learned *experience // nil: prices are the model's
 }
 
 // facts are what a rank tells its peers before they plan.
@@ -30,6 +31,8 @@ type facts struct {
 	Usable  int64  `json:"usable"`
 	Variant string `json:"variant"`
 	Same    []fact `json:"same"` // what must be equal on all peers
+
+	Learned *experience `json:"learned,omitempty"`
 }
 
 type fact struct{ Name, Value string }
@@ -50,7 +53,7 @@ func (e *SharedInputsError) Error() string {
 
 // survey says what a call is planned on. With peers it is a collective, to which a rank that has failed already brings its error.
 func (t *TrainerRank) survey(ctx context.Context, c *call, err error) (*ground, error) {
-	g := &ground{model: t.exact}
+	g := &ground{model: t.exact, learned: t.experience()}
 	if err == nil {
 		g.hooks, err = readHooks()
 	}
@@ -60,12 +63,13 @@ func (t *TrainerRank) survey(ctx context.Context, c *call, err error) (*ground, 
 	if t.peers.Size() == 1 {
 		return g, err
 	}
-	mine := facts{Failed: failure(err), Usable: g.usable, Variant: t.variant()}
+	mine := facts{Failed: failure(err), Usable: g.usable, Variant: t.variant(), Learned: g.learned}
 	if err == nil {
 		var cost []byte
 		cost, err = json.Marshal(t.cost())
 		mine.Failed = failure(err)
-		mine.Same = []fact{{"the inputs", c.fingerprint()}, {"the cost of layouts", string(cost)}, {anchorEnv, g.anchor}, {"the retentions", fmt.Sprint(c.retentions)}}
+		mine.Same = []fact{{"the inputs", c.fingerprint()}, {"the cost of layouts", string(cost)}, {anchorEnv, g.anchor}, {"the retentions", fmt.Sprint(c.retentions)},
+			{"how calls are priced", g.learned.how()}}
 	}
 	all, failed := exchange(ctx, t.peers, "forward/facts", mine)
 	whys := make([]string, len(all))
@@ -84,11 +88,12 @@ func (t *TrainerRank) survey(ctx context.Context, c *call, err error) (*ground, 
 			}
 		}
 		g.usable = min(g.usable, f.Usable)
+		g.learned = g.learned.merged(f.Learned)
 		if f.Variant != mine.Variant && !slices.Contains(variants, f.Variant) {
 			variants = append(variants, f.Variant)
 		}
 	}
-	if variants != nil {
+	if variants != nil && t.exact != nil {
 		g.model = &neediest{t.exact, variants}
 	}
 	return g, nil
@@ -100,9 +105,9 @@ func (t *TrainerRank) cost() prefixtree.Cost {
 	return prefixtree.CostFor(t.tables, prefixtree.Facts{Device: t.dev.Name(), Hidden: spec.Hidden, Layers: spec.Layers})
 }
 
-// variant is what the footprints of the model depend on beside the batch.
+// variant is what the memory of a pass depends on beside the batch.
 func (t *TrainerRank) variant() string {
-	if m, ok := t.exact.(forward.Variant); ok {
+	if m, ok := t.model.(interface{ Variant() string }); ok {
 		return m.Variant()
 	}
 	return ""

@@ -6,6 +6,11 @@
 // order and nesting. An answer has the same bits whatever else was in the call, and however it was split. [TrainerRank.ForwardMicroBatches] runs a list that
 // is longer than fits at once, over one or several ranks, in waves that do.
 //
+// How many bytes is exact for a model that can rehearse its calls ([forward.Rehearser]). For any other it is an estimate, from what calls took that ran before (see package
+// profile), and [Telemetry.Basis] says so: learned, or cold as long as nothing like the call was observed. Then a call holds the estimate
+// before it runs, and may take more from the device while it runs, up to what was usable when it was planned. If that is too little it fails with a [*MemoryError], or a split with a
+// [*PartialExecutionError], and what it took is remembered. Such a model cannot be trained yet.
+//
 // With gradients, what each subforward leaves for its backward stays until [Result.Backward], or [Subforward.Backward], has added its gradients to those of the checkpoint
 // that it ran on; what the backward needs was reserved with the call. [TrainerRank.Checkpoints] are the adapters that are trained.
 package trainerrank
@@ -23,13 +28,14 @@ import (
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/forward/prefixtree"
+	"github.com/trainerrank/engine/profile"
 	"github.com/trainerrank/engine/slots"
 )
 
 // TrainerRank runs calls of one model on one device. Its methods may be called from several goroutines; calls run one at a time.
 type TrainerRank struct {
 	model forward.Model
-	exact forward.Rehearser
+	exact forward.Rehearser // nil: prices are learned
 	dev   device.Device
 	limit int64            // bytes that a call may use at most
 	turn  chan struct{}    // holds one token: the right to run a call
@@ -41,21 +47,18 @@ type TrainerRank struct {
 	records func(*Record)  // nil: not wanted
 	widths  map[string]int // of the last waves of micro-batches, by kind of call; whoever has the turn may look
 
-	mu   sync.Mutex
-	last *Telemetry
+	mu    sync.Mutex
+	last  *Telemetry
+	known *profile.Profile // what calls took. It is changed by whoever has the turn, under mu.
 }
 
-// New wraps a model. The device is that of the model's weights unless [WithDevice] names one. A model that cannot rehearse its
-// calls is refused: pricing by observation is not built yet.
+// New wraps a model. The device is that of the model's weights unless [WithDevice] names one.
 func New(m forward.Model, opts ...Option) (*TrainerRank, error) {
-	t := &TrainerRank{model: m, limit: math.MaxInt64, turn: make(chan struct{}, 1), world: collective.Solo{}, peers: collective.Solo{}, widths: map[string]int{}, tables: []prefixtree.Table{hostTable}}
+	t := &TrainerRank{model: m, limit: math.MaxInt64, turn: make(chan struct{}, 1), world: collective.Solo{}, peers: collective.Solo{}, widths: map[string]int{}, tables: []prefixtree.Table{hostTable}, known: &profile.Profile{}}
 	for _, o := range opts {
 		o(t)
 	}
-	var ok bool
-	if t.exact, ok = m.(forward.Rehearser); !ok {
-		return nil, &RuntimeSupportError{"new trainer rank: the model cannot rehearse a call, and pricing without a rehearsal is not built yet"}
-	}
+	t.exact, _ = m.(forward.Rehearser)
 	if placed, ok := m.(interface{ Device() device.Device }); ok && t.dev == nil {
 		t.dev = placed.Device()
 	}
@@ -76,7 +79,7 @@ type Telemetry struct {
 	SelectedMaxDepth         int
 	PackedTokens             int
 	LogicalTokens            int
-	PredictedPeakBytes       int64 // of the call, beside what was allocated before it
+	PredictedPeakBytes       int64 // of the call, beside what was allocated before it; if the basis is not exact, an estimate
 	UsableLimitBytes         int64
 	ObservedPeakBytes        int64 // most bytes of the call in use at one moment; 0 if it did not run
 	RetainedBytes            int64 // in use after the call, until the result is released
@@ -118,7 +121,8 @@ type Result struct {
 	held   *holding
 }
 
-// memory is where the passes of a call live: a [device.Reservation] of what they were rehearsed to need, or what a call with gradients has ([training]).
+// memory is where the passes of a call live: a [device.Reservation] of what they were rehearsed to need, what a call with gradients has ([training]), or a [device.Pool]
+// that begins with an estimate.
 type memory interface {
 	device.Arena
 	NextTurn()

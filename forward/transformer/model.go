@@ -252,7 +252,9 @@ func (w *weights) slot(p Param) slot {
 
 // Spec describes the model to a TrainerRank.
 func (m *Model) Spec() forward.Spec {
-	return forward.Spec{Name: m.name, Vocabulary: m.spec.Vocab, Hidden: m.spec.Hidden, Layers: len(m.spec.Layers)}
+	return forward.Spec{
+		Name: m.name, Vocabulary: m.spec.Vocab, Hidden: m.spec.Hidden, Layers: len(m.spec.Layers), ElementBytes: m.embed.DType.Size(),
+	}
 }
 
 // Decoder is the decoder as data.
