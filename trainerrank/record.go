@@ -19,7 +19,8 @@ import (
 // and what is wanted of them. [Record.Save] and [ReadRecord] are its form in a file, and [Record.Replay] answers again, on any machine and without the model.
 //
 // The engine's own models ([transformer.Model]) are in it as decoders without weights, which rehearse as the models do. Of any other model the footprints are in it
-// that it said when it was asked: those are believed, and if another version of the engine asks for one that is not there, that is an error.
+// that it said when it was asked: those are believed, and if another version of the engine asks for one that is not there, that is an error. Of a model that cannot rehearse
+// the profile is in it by which the call was priced.
 type Record struct{ form form }
 
 // recordVersion is the version of the saved form. Another one is refused: a record that is misread accuses the planner.
@@ -322,6 +323,9 @@ func (q *question) check(v strictjson.Value) error {
 	if q.Usable < 0 {
 		return fail("usable_limit_bytes: %d is negative", q.Usable)
 	}
+	if q.Learned != nil && (q.Learned.Known == nil || len(q.Learned.Variants) == 0) {
+		return fail("learned: without a profile, or a variant that it is about")
+	}
 	members := make([]int, len(q.Groups))
 	for i := range q.Requests {
 		in := &q.Requests[i]
@@ -380,6 +384,8 @@ func (r *rehearsals) check(v strictjson.Value, q *question) error {
 			return fail(".decoder: vocabulary %d, hidden %d, %d layers, but %d, %d, %d in question.model", d.Vocab, d.Hidden, len(d.Layers), m.Vocabulary, m.Hidden, m.Layers)
 		case r.Footprints != nil:
 			return fail(".footprints: beside a decoder, which makes its own")
+		case q.Learned != nil:
+			return fail(".decoder: beside prices that are learned")
 		}
 		return nil
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/internal/golden"
 	"github.com/trainerrank/engine/internal/strictjson"
+	"github.com/trainerrank/engine/profile"
 	"github.com/trainerrank/engine/trainerrank"
 )
 
@@ -396,6 +397,47 @@ func TestReadRecordNamesTheField(t *testing.T) {
 		var e *strictjson.Error
 		if !errors.As(err, &e) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s:\n got %v\nwant %s", c.to, err, c.want)
+		}
+	}
+}
+
+// A call whose price is learned is answered again by the profile that is in its record, whatever was learned since.
+func TestRecordsOfLearnedCalls(t *testing.T) {
+	m := golden.Load(t, golden.FS(t, "arith"), golden.Options{Threads: 2})
+	for seed := range uint64(20) {
+		r := golden.Rand(seed)
+		var k keeper
+		var given profile.Profile
+		usable := int64(1 << 40)
+		for range 5 {
+			rank := wrap(t, trainerrank.Opaque(m.Model), k.option(), trainerrank.WithProfile(&given), trainerrank.WithUsableBytes(usable))
+			in := nested(r, golden.Draw(r, m.Spec().Vocabulary, 1+r.IntN(6), 1+r.IntN(200)))
+			a, err := rank.Plan(t.Context(), in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			plan, want := k.last(t), mustMarshal(t, a)
+			replayed(t, plan, want)
+			if res, err := rank.DPRankForward(t.Context(), in); err == nil {
+				call := k.last(t)
+				replayed(t, call, mustMarshal(t, call.Admission()))
+				res.Release()
+			}
+			k = nil
+			replayed(t, plan, want) // it has learned
+			given = *rank.Profile()
+			usable = a.SmallestBudgetBytes/2 + r.Int64N(2*a.PredictedPeakBytes+1)
+		}
+	}
+	var k keeper
+	if _, err := wrap(t, trainerrank.Opaque(m.Model), k.option()).Plan(t.Context(), forward.One(forward.Input{Tokens: []int32{1}, Targets: labels(1)})); err != nil {
+		t.Fatal(err)
+	}
+	text := string(k.last(t).Save())
+	for from, to := range map[string]string{`"variants":["`: `"variants":[],"x":["`, `"profile":{`: `"profile":null,"x":{`, `"version":1,"entries"`: `"version":2,"entries"`} {
+		damaged := strings.Replace(text, from, to, 1)
+		if _, err := trainerrank.ReadRecord([]byte(damaged)); err == nil || damaged == text {
+			t.Errorf("%s: it is read", to)
 		}
 	}
 }
