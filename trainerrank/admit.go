@@ -259,7 +259,15 @@ func (q *question) whole(ctx context.Context) (profile.Price, error) {
 	if len(q.Retentions) > 0 && q.grad() {
 		r = q.Retentions[0]
 	}
-	return newPlanner(ctx, q).Minimal(wanted, r)
+	p := newPlanner(ctx, q)
+	if q.Learned == nil {
+		return p.Minimal(wanted, r)
+	}
+	lc, err := p.describe()
+	if err != nil {
+		return profile.Price{}, err
+	}
+	return p.learned(lc).Minimal(wanted, r)
 }
 
 // planner lays out and prices the subforwards of one call for the ladder.

@@ -799,6 +799,51 @@ func TestRanksThatShareInputsLearnTogether(t *testing.T) {
 	})
 }
 
+// Section 4.8, #927: a first wave of one item, which teaches; then as many as trust reaches, 8 times the tokens, and 8 times these; another kind of request begins again.
+func TestLearnedWavesGrow(t *testing.T) {
+	m := script(t, perToken(1000))
+	rank := wrap(t, m)
+	items := func(n int, hidden bool) []forward.Inputs {
+		var list []forward.Inputs
+		for _, in := range apart(n, 2) {
+			in.HiddenStates = hidden
+			list = append(list, forward.One(in))
+		}
+		return list
+	}
+	for _, c := range []struct {
+		n      int
+		hidden bool
+		want   []int
+	}{{64, false, []int{1, 8, 55}}, {64, false, []int{64}}, {20, true, []int{1, 8, 11}}} {
+		var widths []int
+		for b, err := range rank.ForwardMicroBatches(t.Context(), items(c.n, c.hidden)) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if cold := b.Stats.GlobalCount == 1; b.Stats.ColdStart != cold || (b.Result.Telemetry.Basis == trainerrank.Cold) != cold {
+				t.Errorf("%+v", b.Stats)
+			}
+			widths = append(widths, b.Stats.GlobalCount)
+			b.Result.Release()
+		}
+		if !slices.Equal(widths, c.want) {
+			t.Errorf("%d items, hidden states %v: waves of %v, want %v", c.n, c.hidden, widths, c.want)
+		}
+	}
+}
+
+// What cannot rehearse is not trained yet: a typed error, before anything is planned.
+func TestLearnedCallsKeepNoGraph(t *testing.T) {
+	m := script(t, perToken(1000))
+	in := apart(1, 3)
+	in[0].Grad = forward.WithGrad
+	var e *trainerrank.RuntimeSupportError
+	if _, err := wrap(t, m).DPRankForward(t.Context(), forward.Many(in...)); !errors.As(err, &e) || m.forwards != 0 {
+		t.Errorf("%v", err)
+	}
+}
+
 // A call that is cancelled, fails, or is abandoned leaves nothing, and teaches nothing.
 func TestLearnedCallsThatFail(t *testing.T) {
 	m := golden.Load(t, golden.FS(t, "arith"), golden.Options{Threads: 2})
