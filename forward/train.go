@@ -47,6 +47,12 @@ func NewAdapter(name string, modules []Module, lora []LoRA) *Adapter {
 	return a
 }
 
+// Param says where in a vector of parameters one of them lies: bytes [At, At+Bytes), in whatever order the model likes, some of which may belong to none and are zero.
+type Param struct {
+	Name      string // in the model's files
+	At, Bytes int64
+}
+
 // Adaptable is a [Model] to which adapters can add.
 type Adaptable interface {
 	Model

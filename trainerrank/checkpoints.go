@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/trainerrank/engine/collective"
+	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/slots"
 )
@@ -140,4 +141,29 @@ func (t *TrainerRank) adapterOf(g group) (*forward.Adapter, error) {
 		return nil, &SlotStateError{Slot: g.Slot, Reason: why}
 	}
 	return t.slots.Adapter(g.Slot)
+}
+
+// trainable is a model whose own parameters can be trained: they are one vector of float32.
+type trainable interface {
+	BaseVector() device.Mem
+	BaseParams() []forward.Param
+}
+
+// TrainBase makes the parameters of the base model trainable, as the checkpoint "": calls with gradients that select the base model train them, and
+// [TrainerRank.OptimStep] steps them. The model must have been told before it was placed (TrainBase of a transformer.Model). It takes the memory of gradients and optimizer
+// state, 12 bytes per parameter. All ranks call it.
+func (t *TrainerRank) TrainBase(ctx context.Context) error {
+	s, err := t.adaptable()
+	if err != nil {
+		return err
+	}
+	m, ok := t.model.(trainable)
+	if !ok || m.BaseVector().Bytes() == 0 {
+		return &SlotStateError{Slot: "", Reason: "the base model was not placed to be trained"}
+	}
+	var tensors []slots.Tensor
+	for _, p := range m.BaseParams() {
+		tensors = append(tensors, slots.Tensor{Name: p.Name, Shape: []int64{p.Bytes / 4}, At: p.At})
+	}
+	return s.AddBase(ctx, m.BaseVector(), tensors)
 }

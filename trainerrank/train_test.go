@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/tensor"
+
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/internal/golden"
@@ -419,6 +421,74 @@ func TestGoldenSteps(t *testing.T) {
 				} else {
 					t.Logf("step %d: the update is %.1e off", step, e)
 				}
+			}
+		})
+	}
+}
+
+// All parameters of the base model are trained: gradients are the golden ones, accumulated over two calls of half the loss, and a step lowers the loss.
+func TestTrainBase(t *testing.T) {
+	for _, model := range []string{"qwen2-tiny", "gemma3-tiny", "qwen3-sharded-bf16"} {
+		t.Run(model, func(t *testing.T) {
+			folder := golden.FS(t, model)
+			m, rank := load(t, folder, golden.Options{Threads: 2, Base: true})
+			defer rank.Close()
+			requests := golden.Requests(t, folder)
+			ref := golden.Tensors(t, folder, "gradients.safetensors")
+			grads := golden.Cotangents(requests, ref)
+			in := forward.Many(golden.Inputs(requests)...)
+			var frozen *trainerrank.SlotStateError
+			if _, err := rank.DPRankForward(t.Context(), in, withGrad); !errors.As(err, &frozen) {
+				t.Errorf("trained before it was said: %v", err)
+			}
+			if err := rank.TrainBase(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			loss := func(backward bool) float64 {
+				res, err := rank.DPRankForward(t.Context(), in, withGrad)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer res.Release()
+				sum := 0.0
+				for i, o := range res.Outputs.Flat() {
+					dot := func(x *tensor.Dense, c []float32) {
+						for j := range c {
+							sum += float64(x.Data().([]float32)[j]) * float64(c[j])
+						}
+					}
+					dot(o.TargetLogprobs, grads[i].TargetLogprobs)
+					dot(o.Logits, grads[i].Logits)
+					dot(o.HiddenStates, grads[i].HiddenStates)
+				}
+				if backward {
+					if err := res.Backward(t.Context(), grads); err != nil {
+						t.Fatal(err)
+					}
+				}
+				return sum
+			}
+			first := loss(true)
+			loss(true)
+			vector, err := rank.Checkpoints().Gradients("")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var n, d float64
+			for i, p := range m.Params() {
+				for j, v := range m.BaseValues(vector, i) {
+					x := float64(v)/2 - ref[p.Name][j]
+					n, d = n+x*x, d+ref[p.Name][j]*ref[p.Name][j]
+				}
+			}
+			if e := math.Sqrt(n / d); !(e <= 2e-5) {
+				t.Errorf("gradients are %.2e off", e)
+			}
+			if _, err := rank.OptimStep(t.Context(), slots.StepOptions{Params: slots.Adam(1e-3)}); err != nil {
+				t.Fatal(err)
+			}
+			if after := loss(false); !(after < first) {
+				t.Errorf("the loss was %v and is %v after a step", first, after)
 			}
 		})
 	}

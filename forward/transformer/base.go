@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/forward/kernel"
 )
 
@@ -33,18 +34,12 @@ func (m *Model) BaseVector() device.Mem {
 	return m.block.Mem().Slice(0, m.vector)
 }
 
-// BaseParam says where in the vector a parameter lies: bytes [At, At+Bytes), of which some may be no parameters, and zero.
-type BaseParam struct {
-	Name      string
-	At, Bytes int64
-}
-
 // BaseParams lists the parameters of the vector, ascending.
-func (m *Model) BaseParams() []BaseParam {
-	list := make([]BaseParam, len(m.params))
+func (m *Model) BaseParams() []forward.Param {
+	list := make([]forward.Param, len(m.params))
 	for i := range m.params {
 		p := &m.params[i]
-		list[i] = BaseParam{p.tensor.Name, m.trained[i], p.trainedBytes()}
+		list[i] = forward.Param{Name: p.tensor.Name, At: m.trained[i], Bytes: p.trainedBytes()}
 	}
 	return list
 }
