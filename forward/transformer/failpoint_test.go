@@ -16,8 +16,8 @@ import (
 	"github.com/trainerrank/engine/internal/golden"
 )
 
-// A backward that fails, within a layer or on any worker, ends with that error; it leaves no scratch in its arena, the graph is spent, and the next one has the
-// right bits.
+// A backward that fails, within a layer or on any worker, ends with that error; it leaves no scratch in its arena, and its graph stays what it was: another
+// backward of it has the right bits, and only then it is spent.
 func TestEveryFailPointOfABackward(t *testing.T) {
 	defer failpoint.Disarm()
 	folder := golden.FS(t, "qwen2-tiny")
@@ -67,8 +67,20 @@ func TestEveryFailPointOfABackward(t *testing.T) {
 			if back.Mark() != 0 {
 				t.Errorf("%s: the backward leaves %d bytes of scratch", keep, back.Mark())
 			}
-			if _, again := pass.Graph.Backward(t.Context(), back, grads); again == nil {
+			failpoint.Disarm()
+			more, rerr := m.Dirty.Reserve(device.Sizes{device.Scratch: f.BackwardScratch, device.Gradients: f.Gradients})
+			if rerr != nil {
+				t.Fatal(rerr)
+			}
+			defer more.Release()
+			vector, again := pass.Graph.Backward(t.Context(), more, grads)
+			switch failed := panicked != nil || err != nil; {
+			case !failed && again == nil:
 				t.Errorf("%s: a graph is used twice", keep)
+			case failed && again != nil:
+				t.Errorf("%s: after %v, %v: %v", keep, panicked, err, again)
+			case failed:
+				sameBits(t, string(keep)+", the backward again", vector.F32(), want)
 			}
 			return panicked, err
 		}
