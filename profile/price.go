@@ -90,6 +90,14 @@ func Usable(free, total int64) int64 {
 	return max(0, free-mulDiv(max(0, total), reserveNumerator, reserveDenominator))
 }
 
+// Total is the least capacity of a device on which so many bytes are usable as long as nothing is on it: the inverse of [Usable].
+func Total(usable int64) int64 {
+	if usable <= 0 {
+		return 0
+	}
+	return plus(mulDiv(usable-1, reserveDenominator, reserveDenominator-reserveNumerator), 1)
+}
+
 // plus is the sum of two numbers that are not negative, MaxInt64 if that is too small for it.
 func plus(a, b int64) int64 {
 	if a > math.MaxInt64-b {

@@ -94,6 +94,22 @@ func TestAColdCallThatCanBeRehearsedRetainsItsOutputsOnly(t *testing.T) {
 }
 
 // Defect 31: a machine without a GPU has a budget too, and (#870) what an allocator caches is not free.
+func TestTotalIsTheLeastThatLeavesEnough(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 10))
+	for i := range int64(20_000) {
+		n := i
+		if i > 10_000 {
+			n = 1 + r.Int64N(1<<r.IntN(57))
+		}
+		if total := Total(n); Usable(total, total) < n || total > 0 && Usable(total-1, total-1) >= n {
+			t.Fatalf("%d usable: a total of %d leaves %d, one less %d", n, total, Usable(total, total), Usable(total-1, total-1))
+		}
+	}
+	if Total(-5) != 0 || Total(math.MaxInt64) != math.MaxInt64 {
+		t.Error(Total(-5), Total(math.MaxInt64))
+	}
+}
+
 func TestUsableLeavesAReserve(t *testing.T) {
 	for _, c := range [][3]int64{{1000, 1000, 970}, {30, 1000, 0}, {29, 1000, 0}, {31, 1000, 1}, {1000, 1033, 970}, {5, 0, 5}, {0, 1 << 40, 0}} {
 		if got := Usable(c[0], c[1]); got != c[2] {

@@ -1,6 +1,7 @@
 // Command trainerrank scores token sequences with a language model inside a byte budget.
 //
 //	trainerrank score    [--model DIR] [--requests FILE.jsonl] [--budget BYTES] [--out FILE] [--summary FILE] [--record FILE] [--threads N]
+//	                     [--pricing exact|learned] [--profile FILE]
 //	trainerrank plan     the same flags, and --json: says what score would do, and runs nothing
 //	trainerrank plan     --replay FILE [--json]: plans again what a record is of, and says whether the answer is the same
 //	trainerrank load     [--model DIR] [--budget BYTES] [--queue N] [--max-chunk BYTES] [--group RANKS] [--copier NAME] [--classic] [--dry-run] [--json]

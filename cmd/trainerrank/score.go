@@ -17,15 +17,16 @@ import (
 	"github.com/trainerrank/engine/forward/kernel"
 	"github.com/trainerrank/engine/forward/transformer"
 	"github.com/trainerrank/engine/internal/builtin"
+	"github.com/trainerrank/engine/profile"
 	"github.com/trainerrank/engine/trainerrank"
 )
 
 // options are the flags of score and plan.
 type options struct {
-	model, requests, out, summary, pricing, record, replay string
-	budget                                                 int64
-	threads                                                int
-	grad, json                                             bool
+	model, requests, out, summary, pricing, profile, record, replay string
+	budget                                                          int64
+	threads                                                         int
+	grad, json                                                      bool
 }
 
 func (t *tool) flags(verb string, args []string) (*options, error) {
@@ -39,7 +40,14 @@ func (t *tool) flags(verb string, args []string) (*options, error) {
 	})
 	fs.StringVar(&o.summary, "summary", "", "file for the summary as one JSON object")
 	fs.StringVar(&o.record, "record", "", "file for a record of the plan, written before anything runs, for plan --replay; it holds no token")
-	fs.StringVar(&o.pricing, "pricing", "exact", "how calls are priced: exact")
+	fs.StringVar(&o.pricing, "pricing", exactPricing, "how calls are priced: exact, by rehearsing them; or learned, by what calls took that ran before, as for a model that cannot rehearse")
+	profiles := "file with what calls took, for --pricing learned; "
+	if verb == "plan" {
+		profiles += "it is read if it is there"
+	} else {
+		profiles += "it is read if it is there, and written whole or not at all after the call"
+	}
+	fs.StringVar(&o.profile, "profile", "", profiles)
 	fs.IntVar(&o.threads, "threads", 0, "worker threads (default: one per usable CPU)")
 	fs.StringVar(&o.out, "out", "", "file for the answers, written whole or not at all; - is standard output (the default)")
 	if verb == "plan" {
@@ -62,12 +70,11 @@ func (t *tool) flags(verb string, args []string) (*options, error) {
 		}
 		return o, nil
 	}
-	switch o.pricing {
-	case "exact":
-	case "learned":
-		return nil, &usageError{verb + ": --pricing learned is not built", "exact is the only pricing so far"}
-	default:
-		return nil, &usageError{fmt.Sprintf("%s: --pricing %q is unknown", verb, o.pricing), "exact is the only pricing so far"}
+	switch {
+	case o.pricing != exactPricing && o.pricing != learnedPricing:
+		return nil, &usageError{fmt.Sprintf("%s: --pricing %q is unknown", verb, o.pricing), "it is exact or learned"}
+	case o.profile != "" && o.pricing == exactPricing:
+		return nil, &usageError{verb + ": --profile without --pricing learned", "where calls are rehearsed there is nothing to learn: leave it out, or add --pricing learned"}
 	}
 	if o.threads < 0 || o.threads > 1024 {
 		return nil, &usageError{fmt.Sprintf("%s: --threads %d is not between 0 and 1024", verb, o.threads), "leave it out for one per usable CPU"}
@@ -81,15 +88,22 @@ func (t *tool) flags(verb string, args []string) (*options, error) {
 	if o.out == "-" {
 		o.out = ""
 	}
-	for _, pair := range [][2]struct{ flag, path string }{
-		{{"out", o.out}, {"summary", o.summary}}, {{"out", o.out}, {"record", o.record}}, {{"summary", o.summary}, {"record", o.record}},
-	} {
-		if pair[0].path != "" && pair[0].path == pair[1].path {
-			return nil, &usageError{fmt.Sprintf("%s: --%s and --%s name the same file", verb, pair[0].flag, pair[1].flag), "the one would replace the other"}
+	files := []struct{ flag, path string }{{"out", o.out}, {"summary", o.summary}, {"record", o.record}, {"profile", o.profile}}
+	for i, a := range files {
+		for _, b := range files[i+1:] {
+			if a.path != "" && a.path == b.path {
+				return nil, &usageError{fmt.Sprintf("%s: --%s and --%s name the same file", verb, a.flag, b.flag), "the one would replace the other"}
+			}
 		}
 	}
 	return o, nil
 }
+
+// The pricings.
+const (
+	exactPricing   = "exact"
+	learnedPricing = "learned"
+)
 
 // summary is what --summary writes.
 type summary struct {
@@ -124,7 +138,8 @@ type session struct {
 	rank    *trainerrank.TrainerRank
 	admit   *trainerrank.Admission
 	planned *trainerrank.Record
-	staging int64 // bytes in flight while loading
+	known   *profile.Profile // what was learned before; empty if prices are exact
+	staging int64            // bytes in flight while loading
 	sum     summary
 }
 
@@ -158,6 +173,9 @@ func (t *tool) open(ctx context.Context, verb string, o *options) (s *session, e
 	if err := s.readRequests(ctx); err != nil {
 		return s, err
 	}
+	if err := s.readProfile(ctx); err != nil {
+		return s, err
+	}
 	if err := s.plan(ctx); err != nil {
 		return s, err
 	}
@@ -168,12 +186,13 @@ const (
 	writingAnswers = "write the answers to"
 	writingSummary = "write the summary to"
 	writingRecord  = "write the record to"
+	writingProfile = "write the profile to"
 )
 
 // probe finds out whether the files can be written, before there is anything to lose.
 func (s *session) probe() error {
-	for _, f := range []struct{ what, path string }{{writingAnswers, s.out}, {writingSummary, s.summary}, {writingRecord, s.record}} {
-		if f.path == "" || f.what == writingAnswers && s.verb == "plan" {
+	for _, f := range []struct{ what, path string }{{writingAnswers, s.out}, {writingSummary, s.summary}, {writingRecord, s.record}, {writingProfile, s.profile}} {
+		if f.path == "" || (f.what == writingAnswers || f.what == writingProfile) && s.verb == "plan" {
 			continue
 		}
 		if sameFile(f.path, s.requests) {
@@ -287,9 +306,13 @@ func (s *session) plan(ctx context.Context) (err error) {
 	s.noteOverstated(s.budget)
 	w := s.model.WeightBytes()
 	// With weights that do not fit there is no room to plan in; the call is planned all the same, for the numbers of the refusal.
-	room := s.dev.Capacity() - w
-	opts := []trainerrank.Option{trainerrank.WithDevice(s.dev)}
-	if room >= 0 {
+	limit, model := s.dev.Capacity(), forward.Model(s.model)
+	if s.pricing == learnedPricing {
+		limit, model = profile.Usable(limit, limit), trainerrank.Opaque(model) // what is not used stands for what estimates do not see
+	}
+	room := limit - w
+	opts := []trainerrank.Option{trainerrank.WithDevice(s.dev), trainerrank.WithProfile(s.known)}
+	if s.dev.Capacity() >= w {
 		if err := s.model.Place(s.dev); err != nil {
 			return err
 		}
@@ -299,7 +322,7 @@ func (s *session) plan(ctx context.Context) (err error) {
 	if s.record != "" {
 		opts = append(opts, trainerrank.WithRecords(func(r *trainerrank.Record) { s.planned = r }))
 	}
-	if s.rank, err = trainerrank.New(s.model, opts...); err != nil {
+	if s.rank, err = trainerrank.New(model, opts...); err != nil {
 		return err
 	}
 	var call []trainerrank.CallOption
@@ -322,7 +345,10 @@ func (s *session) plan(ctx context.Context) (err error) {
 		a.LargestPrefix = 0
 	}
 	// The rank speaks of the call alone; here everything counts against one budget.
-	a.PredictedPeakBytes, a.SmallestBudgetBytes, a.UsableLimitBytes = w+need, w+max(a.SmallestBudgetBytes, least), s.dev.Capacity()
+	a.PredictedPeakBytes, a.SmallestBudgetBytes, a.UsableLimitBytes = w+need, w+max(a.SmallestBudgetBytes, least), limit
+	if s.pricing == learnedPricing {
+		a.SmallestBudgetBytes = profile.Total(a.SmallestBudgetBytes)
+	}
 	for i := range a.Rungs {
 		r := &a.Rungs[i]
 		r.TotalBytes = w + max(r.TotalBytes, least)
@@ -346,6 +372,9 @@ func (s *session) refusal() error {
 	fits := "not even the first request fits"
 	if a.LargestPrefix > 0 {
 		fits = fmt.Sprintf("the first %d of %d requests fit", a.LargestPrefix, len(s.reqs))
+	}
+	if !a.Trusted {
+		fits += "; nothing of this size was observed yet, and if it is run once with more, and with --profile, a split may be seen to fit"
 	}
 	why := a.Refusal()
 	if a.Reason == "" {
@@ -431,6 +460,9 @@ func (t *tool) score(ctx context.Context, args []string) error {
 			return err
 		}
 	}
+	if s.admit.Basis == trainerrank.Cold {
+		fmt.Fprintln(t.stderr, "note: nothing like this call was observed yet: its price is a guess by the size of the model, and it may need much more")
+	}
 	fmt.Fprintf(t.stderr, "plan: %s, %d tokens packed into %d, %s: %s predicted, %s usable, kernel %s, %s\n", count(s.sum.Requests, "request"),
 		s.sum.LogicalTokens, s.sum.PackedTokens, how, showSize(s.sum.PredictedPeakBytes), showSize(s.sum.UsableLimitBytes), s.sum.Kernel, count(s.sum.Threads, "thread"))
 
@@ -446,14 +478,22 @@ func (t *tool) score(ctx context.Context, args []string) error {
 	start := time.Now()
 	res, err := s.rank.DPRankForward(ctx, s.inputs, trainerrank.WithProgress(func(done, total int) { bar.at(int64(done), int64(total), "steps") }))
 	bar.end()
+	unsaved := s.writeProfile(ctx) // also after a failure: what ran out of memory must not be tried again with as much
 	if err != nil {
 		var partial *trainerrank.PartialExecutionError
-		if errors.As(err, &partial) && ownHint(err) == "" {
+		var memory *trainerrank.MemoryError
+		switch {
+		case errors.As(err, &memory) && memory.Telemetry.Basis != trainerrank.Exact && s.profile == "":
+			err = &hinted{err, "with --profile FILE what it took is remembered, and the next time it is split, or refused; or give a larger --budget, or smaller requests"}
+		case errors.As(err, &partial) && ownHint(err) == "":
 			err = &hinted{err, "nothing was answered; with a larger --budget there are fewer subforwards"}
 		}
-		return s.locate(err)
+		return errors.Join(s.locate(err), unsaved)
 	}
 	defer res.Release()
+	if unsaved != nil {
+		return unsaved
+	}
 	s.sum.Seconds = time.Since(start).Seconds()
 	s.sum.ObservedPeakBytes = s.dev.Stats().PeakInUse
 

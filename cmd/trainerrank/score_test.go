@@ -188,6 +188,40 @@ func TestTheBudgetIsExact(t *testing.T) {
 	}
 }
 
+// Where prices are learned the smallest budget is exact too, the part of the arena included that stays free: it is admitted, one byte less is not. The answers are those of an exact
+// price. A profile that taught nothing new is left alone.
+func TestTheSmallestBudgetOfALearnedPrice(t *testing.T) {
+	requests := writeLines(t, mixed(t))
+	exact := run(t, "score", "--requests", requests, "--threads", "2")
+	file := filepath.Join(t.TempDir(), "profile")
+	args := []string{"score", "--requests", requests, "--threads", "2", "--pricing", "learned", "--profile", file}
+	o, _ := summarized(t, args...)
+	if o.code != exitDone || o.stdout != exact.stdout {
+		t.Fatalf("exit %d: %s", o.code, o.stderr)
+	}
+	learned, err := os.ReadFile(file)
+	must(t, err)
+	if _, s := summarized(t, args...); s.Basis != "learned" || s.ObservedPeakBytes > s.PredictedPeakBytes {
+		t.Errorf("%+v", s)
+	}
+	now, err := os.ReadFile(file)
+	must(t, err)
+	if !bytes.Equal(now, learned) {
+		t.Errorf("the same call again taught something: %s\n%s", learned, now)
+	}
+	plan := func(budget int64) summary {
+		_, s := summarized(t, append([]string{"plan"}, append(args[1:], "--budget", fmt.Sprint(budget))...)...)
+		return s
+	}
+	least := plan(1 << 40).SmallestBudgetBytes
+	for _, d := range []int64{-1, 0, 1} {
+		s := plan(least + d)
+		if (s.Verdict == "refused") != (d < 0) || s.SmallestBudgetBytes != least || s.PredictedPeakBytes > s.UsableLimitBytes && d >= 0 || s.UsableLimitBytes > least*97/100+2 {
+			t.Errorf("%+d: %+v", d, s)
+		}
+	}
+}
+
 // The largest prefix that a refusal names is admitted with the same budget, and one request more is not.
 func TestTheLargestPrefixIsExact(t *testing.T) {
 	var lines []string

@@ -220,6 +220,12 @@ func (s script) do(command string, input []string) []string {
 		data, err := os.ReadFile(args[1])
 		must(err)
 		return strings.Split(strings.TrimSuffix(string(data), "\n"), "\n")
+	case "same": // NAME NAME: whether two files are
+		a, err := os.ReadFile(args[1])
+		must(err)
+		b, err := os.ReadFile(args[2])
+		must(err)
+		return []string{fmt.Sprint(bytes.Equal(a, b))}
 	case "ls": // DIR: names, and what is no file
 		var list []string
 		entries, err := os.ReadDir(args[1])
