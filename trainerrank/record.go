@@ -326,6 +326,14 @@ func (q *question) check(v strictjson.Value) error {
 	if q.Learned != nil && (q.Learned.Known == nil || len(q.Learned.Variants) == 0) {
 		return fail("learned: without a profile, or a variant that it is about")
 	}
+	if q.Retentions != nil && len(q.Retentions) == 0 {
+		return fail("retentions: none is allowed")
+	}
+	for i, r := range q.Retentions {
+		if r != Stored && r != Layer && r != Replay {
+			return fail("retentions[%d]: %q is none of %s, %s, %s", i, r, Stored, Layer, Replay)
+		}
+	}
 	members := make([]int, len(q.Groups))
 	for i := range q.Requests {
 		in := &q.Requests[i]

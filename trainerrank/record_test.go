@@ -19,6 +19,7 @@ import (
 	"github.com/trainerrank/engine/internal/golden"
 	"github.com/trainerrank/engine/internal/strictjson"
 	"github.com/trainerrank/engine/profile"
+	"github.com/trainerrank/engine/slots"
 	"github.com/trainerrank/engine/trainerrank"
 )
 
@@ -202,6 +203,82 @@ func TestARecordHoldsNoToken(t *testing.T) {
 	}
 }
 
+// training makes a rank with checkpoints of several shapes that keeps its records, and a random call of it that keeps graphs. The budget is that of the test hooks.
+func training(t testing.TB, m *golden.Loaded, model forward.Model, kept *keeper) (rank *trainerrank.TrainerRank, draw func(r *rand.Rand) ([]forward.Input, []trainerrank.CallOption)) {
+	t.Helper()
+	rank = wrap(t, model, trainerrank.WithDevice(m.Host), kept.option())
+	t.Cleanup(rank.Close)
+	for name, c := range map[string]slots.Config{
+		"all":   {Rank: 3, Alpha: 6, TargetPattern: slots.AllLinear},
+		"some":  {Rank: 16, Alpha: 6, Targets: []string{"q_proj", "down_proj"}},
+		"other": {Rank: 1, Alpha: 6, TargetPattern: slots.AllLinear, RankPattern: []slots.Override{{Pattern: "mlp.*", Value: 5}}},
+	} {
+		if err := rank.CreateCheckpoint(t.Context(), name, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return rank, func(r *rand.Rand) ([]forward.Input, []trainerrank.CallOption) {
+		inputs := golden.Draw(r, m.Spec().Vocabulary, 1+r.IntN(9), 1+r.IntN(150))
+		for i := range inputs {
+			in := &inputs[i]
+			in.Checkpoint = []forward.Selection{{}, forward.Checkpoint("all"), forward.Checkpoint("some"), forward.BaseModel()}[r.IntN(4)]
+			if in.Grad = forward.GradMode(r.IntN(3)); !in.Checkpoint.Inherits() && in.Checkpoint.Name() == "" {
+				in.Grad = forward.NoGrad
+			}
+		}
+		opts := []trainerrank.CallOption{withGrad, trainerrank.WithCheckpoint(forward.Checkpoint("other"))}
+		if n := r.IntN(4); n < 3 {
+			all := []trainerrank.Retention{trainerrank.Stored, trainerrank.Layer, trainerrank.Replay}
+			opts = append(opts, trainerrank.WithRetentions(all[n:]...))
+		}
+		return inputs, opts
+	}
+}
+
+// Calls that keep graphs too: their records know the shapes of adapters, and none of their names' values.
+func TestRecordsOfTraining(t *testing.T) {
+	seeds := uint64(60)
+	if testing.Short() {
+		seeds = 20
+	}
+	t.Setenv("ART_TRAINER_RANK_TEST_HOOKS", "1")
+	verdicts, retentions := map[trainerrank.Verdict]int{}, map[trainerrank.Retention]int{}
+	for threads := 1; threads <= 2; threads++ {
+		m := golden.Load(t, golden.FS(t, "qwen2-tiny"), golden.Options{Threads: threads})
+		for _, model := range []forward.Model{m.Model, &spy{Model: m.Model, price: func(f forward.Footprint) forward.Footprint { f.Retained *= 2; return f }}} {
+			var kept keeper
+			rank, draw := training(t, m, model, &kept)
+			for seed := range seeds {
+				r := golden.Rand(seed)
+				inputs, opts := draw(r)
+				plan := func(limit int64) *trainerrank.Admission {
+					t.Setenv("ART_TRAINER_RANK_TEST_MEMORY_LIMIT_BYTES", fmt.Sprint(m.Host.Stats().Allocated+limit))
+					a, err := rank.Plan(t.Context(), forward.Many(inputs...), opts...)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return a
+				}
+				free := plan(1 << 40)
+				replayed(t, kept.last(t), mustMarshal(t, free))
+				a := plan(free.SmallestBudgetBytes*7/8 + r.Int64N(free.PredictedPeakBytes+1)*3/4)
+				replayed(t, kept.last(t), mustMarshal(t, a))
+				verdicts[a.Verdict]++
+				if a.Verdict != trainerrank.Refused {
+					retentions[a.Retention]++
+				}
+				if t.Failed() {
+					t.Fatalf("%d threads, seed %d", threads, seed)
+				}
+			}
+		}
+	}
+	t.Logf("%v, %v", verdicts, retentions)
+	if len(verdicts) < 3 || len(retentions) < 3 {
+		t.Error("a verdict or a retention is missing")
+	}
+}
+
 // Ranks that share their inputs and differ in threads have records from which each alone finds the common answer.
 func TestRecordsOfRanksThatShareInputs(t *testing.T) {
 	models := recordedModels(t)[:3]
@@ -376,6 +453,10 @@ func TestReadRecordNamesTheField(t *testing.T) {
 		{own, `"group":0,"tokens":`, `"group":0,"tokens":9`, "in the tree of its group"},
 		{own, `"group":0,`, `"group":1,`, "question.requests[0].group: 1 of 1"},
 		{own, `"group":0,`, `"group":-1,`, "question.requests[0].group: -1, but whether something is wanted: true"},
+		{own, `"groups":[`, `"retentions":["stored","half"],"groups":[`, `question.retentions[1]: "half" is none of stored, layer, replay`},
+		{own, `"groups":[`, `"retentions":[],"groups":[`, "question.retentions: none is allowed"},
+		{own, `"groups":[{`, `"groups":[{"adapter":{"bytes":-1,"modules":[]},`, "question.groups[0].adapter.bytes: -1"},
+		{own, `"groups":[{`, `"groups":[{"adapter":{"bytes":1,"modules":[{"module":0,"rank":0}]},`, "question.groups[0].adapter.modules[0]: module 0, rank 0"},
 		{own, `"parents":[-1`, `"parents":[0`, "question.groups[0].tree: prefixtree: outline: parents[0] is 0"},
 		{own, `"terminals":[`, `"terminals":[99,`, "question.groups[0].tree: prefixtree: outline: terminals[0] is 99"},
 		{own, `"threads":2`, `"threads":0`, "rehearsals: rehearsal: 0 threads"},
@@ -444,12 +525,26 @@ func TestRecordsOfLearnedCalls(t *testing.T) {
 
 // The records in testdata were made on one machine and have the same answers on every other, until the planner changes: then -update makes new ones.
 func TestOldRecords(t *testing.T) {
-	for name, model := range map[string]func(*golden.Loaded) forward.Model{
-		"split.json":    engines,
-		"somebody.json": func(m *golden.Loaded) forward.Model { return &somebody{Rehearser: m.Model} },
+	for name, record := range map[string]func() *trainerrank.Record{
+		"split.json": func() *trainerrank.Record { return record(t, engines) },
+		"somebody.json": func() *trainerrank.Record {
+			return record(t, func(m *golden.Loaded) forward.Model { return &somebody{Rehearser: m.Model} })
+		},
+		"training.json": func() *trainerrank.Record {
+			m := golden.Load(t, golden.FS(t, "arith"), golden.Options{Threads: 2})
+			var kept keeper
+			rank, draw := training(t, m, m.Model, &kept)
+			inputs, opts := draw(golden.Rand(12))
+			t.Setenv("ART_TRAINER_RANK_TEST_HOOKS", "1")
+			t.Setenv("ART_TRAINER_RANK_TEST_MEMORY_LIMIT_BYTES", fmt.Sprint(m.Host.Stats().Allocated+1<<20))
+			if _, err := rank.Plan(t.Context(), forward.Many(inputs...), opts...); err != nil {
+				t.Fatal(err)
+			}
+			return kept.last(t)
+		},
 	} {
 		path := "testdata/records/" + name
-		r := record(t, model)
+		r := record()
 		if *update {
 			if err := os.WriteFile(path, r.Save(), 0o644); err != nil {
 				t.Fatal(err)
@@ -474,7 +569,7 @@ func TestOldRecords(t *testing.T) {
 
 // FuzzReadRecord holds that a record is refused, or is one: saved it reads the same, and a replay of it ends, with an answer or an error.
 func FuzzReadRecord(f *testing.F) {
-	for _, name := range []string{"split.json", "somebody.json"} {
+	for _, name := range []string{"split.json", "somebody.json", "training.json"} {
 		text, err := os.ReadFile("testdata/records/" + name)
 		if err != nil {
 			f.Fatal(err)

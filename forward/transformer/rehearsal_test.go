@@ -45,6 +45,11 @@ func TestARehearsalNeedsNoModel(t *testing.T) {
 			for threads := 1; threads <= 3; threads++ {
 				m := golden.Load(t, folder, golden.Options{Config: c.Config, Threads: threads, Unloaded: true})
 				other := again(t, m.Rehearsal())
+				if threads == 2 { // what is trained is kept as float32
+					if err := m.TrainBase(); err != nil {
+						t.Fatal(err)
+					}
+				}
 				for seed := range uint64(20) {
 					r := golden.Rand(seed)
 					inputs := active(golden.Draw(r, m.Spec().Vocabulary, 1+r.IntN(7), 1+r.IntN(400)))
@@ -53,6 +58,18 @@ func TestARehearsalNeedsNoModel(t *testing.T) {
 					}
 					inputs[0].TopK = r.IntN(m.Spec().Vocabulary)
 					b := pack(t, inputs, someSharing(r))
+					if b.Grad = r.IntN(3) > 0; b.Grad {
+						b.Keep = []forward.Retention{"", forward.Stored, forward.Layer, forward.Replay}[r.IntN(4)]
+					}
+					if r.IntN(2) == 0 {
+						var lora []forward.LoRA
+						for i := range m.Modules() {
+							if r.IntN(2) == 0 {
+								lora = append(lora, forward.LoRA{Module: i, Rank: 1 + r.IntN(9), Scale: 2})
+							}
+						}
+						b.Adapter = forward.NewAdapter("a", m.Modules(), lora)
+					}
 					want, err := m.Rehearse(b)
 					if err != nil {
 						t.Fatal(err)
@@ -67,6 +84,13 @@ func TestARehearsalNeedsNoModel(t *testing.T) {
 							blank.Targets = make([]int32, len(in.Targets))
 						}
 						b.Requests[i] = &blank
+					}
+					if b.Adapter != nil { // nor does it matter where its matrices lie
+						a := &forward.Adapter{Bytes: b.Adapter.Bytes}
+						for _, l := range b.Adapter.LoRA {
+							a.LoRA = append(a.LoRA, forward.LoRA{Module: l.Module, Rank: l.Rank})
+						}
+						b.Adapter = a
 					}
 					got, err := other.Rehearse(b)
 					if err != nil {
