@@ -232,7 +232,7 @@ func TestReportOfFailures(t *testing.T) {
 // What is not built is a usage error and no gate.
 func TestUsage(t *testing.T) {
 	for _, args := range [][]string{
-		{"--pricing", "learned"}, {"--pricing", "guessed"}, {"--device", "cuda:0"}, {"--phase", "retention"}, {"--phase", "micro-batches"},
+		{"--pricing", "learned"}, {"--pricing", "guessed"}, {"--device", "cuda:0"}, {"--phase", "retention"},
 		{"--pressure", "none"}, {"--requests", "1"}, {"--tokens", "2"}, {"--capacity", "-1"}, {"--capacity", "much"}, {"more"}, {"--unknown"},
 	} {
 		var stdout, stderr bytes.Buffer

@@ -19,6 +19,7 @@ func init() { // a table of functions that look into the table
 		{"split-conversion ballast R/8", "split-conversion", pressureBallast, "live ballast leaves an eighth: refused, or split if that is enough", []string{gateAdmitted, gateForwards, gateCounters}, ballastEighth},
 		{"cold ballast no_grad", "cold", "", "the first call of a process, under ballast: split", append([]string{"priced exactly"}, convertGates...), coldBallast},
 		{"invariance", "invariance", "", "orders, nestings, splits, threads: same bits", invarianceGates, invariance},
+		{"micro-batches", "micro-batches", "", "lists in waves on 1, 2 and 4 ranks under unequal ballast: every item once, in order; a failure is one of all", waveGates, microBatches},
 		{"faults", "faults", "", "cancellation, failing subforwards, memory taken away: typed, nothing left, next call right", faultGates, faults},
 		{armSweep, "faults", "", "every fail-point: an error, a panic, a cancellation: typed, nothing left, next call right", sweepGates, sweep},
 		{armRanks, "faults", "", "fail-points in the collectives of several ranks: all fail, none waits, new ranks work", ranksGates, sweepRanks},
