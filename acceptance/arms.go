@@ -22,6 +22,7 @@ func init() { // a table of functions that look into the table
 		{"micro-batches", "micro-batches", "", "lists in waves on 1, 2 and 4 ranks under unequal ballast: every item once, in order; a failure is one of all", waveGates, microBatches},
 		{"faults", "faults", "", "cancellation, failing subforwards, memory taken away: typed, nothing left, next call right", faultGates, faults},
 		{armSweep, "faults", "", "every fail-point: an error, a panic, a cancellation: typed, nothing left, next call right", sweepGates, sweep},
+		{armTrain, "faults", "", "the same of a training call and its backward: the next gives the right gradients", trainGates, sweepTraining},
 		{armRanks, "faults", "", "fail-points in the collectives of several ranks: all fail, none waits, new ranks work", ranksGates, sweepRanks},
 		{armFirst, "faults", "", "a process in which the first of everything fails", firstGates, firstOfAll},
 		{"pressure-soak", "pressure-soak", "", "random calls in random budgets: admitted if and only if they fit", soakGates, soak},

@@ -5,38 +5,43 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/trainerrank/engine/collective"
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/internal/failpoint"
+	"github.com/trainerrank/engine/slots"
 	"github.com/trainerrank/engine/trainerrank"
 )
 
 // The arms that need fail-points. A build without them does not have these arms, and says so.
 const (
 	armSweep = "faults fail-points"
+	armTrain = "faults fail-points, training"
 	armRanks = "faults fail-points, ranks"
 	armFirst = "faults fail-points, first"
 
 	noFailpoints = "faults: fail-points are not compiled in, and their arms are left out: go run -tags failpoints ./acceptance --phase faults"
 )
 
-var failpointArms = []string{armSweep, armRanks, armFirst}
+var failpointArms = []string{armSweep, armTrain, armRanks, armFirst}
 
 // armedPoints are the fail-points that are armed from outside, by arm: its process begins with them.
 var armedPoints = map[string]string{armFirst: "device/allocate=1,device/populate=1,transformer/rehearse=1,transformer/block=1:panic,trainerrank/subforward=3"}
 
 const (
-	gateTried    = "faults at fail-points"
-	gateUnhit    = "fail-points that no call comes to"
-	gateOutcomes = "calls of a rank in which a fail-point failed"
-	gateRanks    = "ranks that ended otherwise than all must"
-	gateFirsts   = "first failures of the process"
+	gateTried     = "faults at fail-points"
+	gateUnhit     = "fail-points that no call comes to"
+	gateOutcomes  = "calls of a rank in which a fail-point failed"
+	gateGradients = "next calls with other gradients, or none"
+	gateRanks     = "ranks that ended otherwise than all must"
+	gateFirsts    = "first failures of the process"
 )
 
 var (
 	sweepGates = []string{gateTried, gateUnhit, gateTyped, gateLeaked, gateNext}
+	trainGates = []string{gateTried, gateUnhit, gateTyped, gateLeaked, gateGradients}
 	ranksGates = []string{gateOutcomes, gateRanks, gateLeaked, gateNext}
 	firstGates = []string{gateFirsts, gateTyped, gateLeaked, gateNext}
 )
@@ -168,6 +173,156 @@ func (f *failing) caught(ctx context.Context, rank *trainerrank.TrainerRank) (o 
 		}
 	}()
 	return f.callIn(ctx, "", rank, f.in, trainerrank.AgreeAcrossRanks()), false
+}
+
+// trainLab is where a call is run forward and backward, in as many subforwards as may be.
+type trainLab struct {
+	*lab
+	rank  *trainerrank.TrainerRank
+	in    forward.Inputs
+	grads []forward.OutputGrad
+}
+
+// trained is the checkpoint that is trained.
+const trained = "trained"
+
+// withAdapter makes a rank that trains a fresh adapter on every projection.
+func withAdapter(ctx context.Context, m forward.Model, opts ...trainerrank.Option) (*trainerrank.TrainerRank, error) {
+	rank, err := trainerrank.New(m, opts...)
+	if err != nil {
+		return nil, err
+	}
+	if err := rank.CreateCheckpoint(ctx, trained, slots.Config{Rank: 4, Alpha: 8, TargetPattern: slots.AllLinear, Seed: 1}); err != nil {
+		rank.Close()
+		return nil, err
+	}
+	return rank, nil
+}
+
+// training are the options of a call that trains.
+func training() []trainerrank.CallOption {
+	return []trainerrank.CallOption{trainerrank.WithGradMode(forward.WithGrad), trainerrank.WithCheckpoint(forward.Checkpoint(trained))}
+}
+
+// trainLab prices the training of the workload on a device that nothing else is on, and loads the model onto one with room for it in the smallest budget.
+func (b *bench) trainLab() (*trainLab, error) {
+	twin, err := b.openModel(b.Threads)
+	if err != nil {
+		return nil, err
+	}
+	s := &trainLab{}
+	list := workload(twin.Spec().Vocabulary, b.Requests, b.Tokens)
+	for _, in := range list {
+		s.grads = append(s.grads, forward.OutputGrad{TargetLogprobs: slices.Repeat([]float32{-1}, len(in.Targets))})
+	}
+	s.in = forward.Many(list...)
+	nowhere, err := device.NewHost(ample)
+	if err != nil {
+		return nil, err
+	}
+	price, err := withAdapter(b, twin, trainerrank.WithDevice(nowhere))
+	if err != nil {
+		return nil, err
+	}
+	defer price.Close()
+	a, err := price.Plan(b, s.in, training()...)
+	if err != nil {
+		return nil, err
+	}
+	if s.lab, err = b.lab(b.Threads, a.SmallestBudgetBytes+nowhere.Stats().Allocated); err != nil {
+		return nil, err
+	}
+	if s.rank, err = withAdapter(b, s.model, trainerrank.WithUsableBytes(a.SmallestBudgetBytes)); err != nil {
+		return nil, err
+	}
+	b.closers = append([]func() error{func() error { s.rank.Close(); return nil }}, b.closers...) // before the model
+	return s, nil
+}
+
+// train runs the call and its backward, and releases what it has. It gives the gradients, and whether the call was split.
+func (s *trainLab) train(ctx context.Context) (sum []float32, split bool, err error) {
+	res, err := s.rank.DPRankForward(ctx, s.in, training()...)
+	if err != nil {
+		return nil, false, err
+	}
+	defer res.Release()
+	if err := res.Backward(ctx, s.grads); err != nil {
+		return nil, false, err
+	}
+	mem, err := s.rank.Checkpoints().Gradients(trained)
+	if err != nil {
+		return nil, false, err
+	}
+	return slices.Clone(mem.F32()), res.Telemetry.SubforwardCount > 1, nil
+}
+
+// sweepTraining is [sweep] for a call with gradients and its backward.
+func sweepTraining(b *bench) error {
+	s, err := b.trainLab()
+	if err != nil {
+		return err
+	}
+	before := counters(s.dev.Stats())
+	var want []float32
+	var split bool
+	times := hits(func() { want, split, err = s.train(b) })
+	if err != nil {
+		return err
+	}
+	if !split {
+		b.note("the training call is whole in its smallest budget: give it more --requests for a split")
+	}
+	var tried, fired int64
+	var unhit, typed, leaked, next tally
+	after := func(what string) {
+		info, err := s.rank.Checkpoints().Info(trained)
+		leaked.wrong(err != nil || info.Live != 0, "%s: %d leases of the checkpoint: %v", what, info.Live, err)
+		leaked.wrong(counters(s.dev.Stats()) != before, "%s: the device's counters differ", what)
+		err = s.rank.ZeroGrad(trained)
+		next.wrong(err != nil, "%s: %v", what, err)
+	}
+	after("a call without a fault")
+	for _, point := range failpoint.Points() {
+		n := times[point]
+		unhit.wrong(n == 0 && point != failpoint.Allocate, "%s", point) // which is for weights
+		for _, action := range actions {
+			if action.name == "a panic" && (point == failpoint.Reserve || point == failpoint.Populate) {
+				continue
+			}
+			for _, hit := range b.tries(n) {
+				what := fmt.Sprintf("%s at hit %d of %d of %s", action.name, hit, n, point)
+				ctx, cancel := context.WithCancel(b)
+				armed := failpoint.Arm(point, hit, action.do(cancel))
+				var err error
+				panicked := false
+				func() {
+					defer func() {
+						if p := recover(); p != nil {
+							cause, _ := p.(error)
+							err, panicked = fmt.Errorf("panic: %w", cause), true
+						}
+					}()
+					_, _, err = s.train(ctx)
+				}()
+				failpoint.Disarm()
+				cancel()
+				tried++
+				fired += count(armed.Fired())
+				if action.name == "a cancellation" {
+					typed.wrong(!errors.Is(err, context.Canceled), "%s: %v", what, err)
+				} else {
+					typed.wrong(!failed(err, point, hit) || panicked != (action.name == "a panic"), "%s: %v, as a panic: %t", what, err, panicked)
+				}
+				after(what)
+				sum, _, err := s.train(b)
+				next.wrong(err != nil || !slices.Equal(sum, want), "after %s: %v", what, err)
+				after("after " + what)
+			}
+		}
+	}
+	b.atLeast(gateTried, max(1, tried), fired)
+	b.gate(unhit.none(gateUnhit), typed.none(gateTyped), leaked.none(gateLeaked), next.none(gateGradients))
+	return nil
 }
 
 // sweepRanks makes each collective of ranks that agree on the outcome fail on one of them: none may wait for ever, and all must fail.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -230,6 +231,86 @@ func TestEveryFailPointOfALearnedCall(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// Wherever a training call fails, in its forward or its backward: nothing is left of it once it is released, no checkpoint is held, and the next one gives the right
+// gradients.
+func TestEveryFailPointOfTraining(t *testing.T) {
+	defer failpoint.Disarm()
+	hit := map[failpoint.Point]bool{}
+	for _, split := range []bool{false, true} {
+		m, rank := trained(t, "qwen2-tiny", golden.Options{Threads: 2})
+		inputs := golden.Draw(golden.Rand(3), m.Spec().Vocabulary, 5, 60)
+		in, grads := forward.Many(inputs...), cotangentsOf(golden.Rand(4), m.Spec(), inputs)
+		if split {
+			a, err := rank.Plan(t.Context(), in, onA()...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, rank = trained(t, "qwen2-tiny", golden.Options{Threads: 2}, trainerrank.WithUsableBytes(a.SmallestBudgetBytes))
+		}
+		before, free := stateOf(m.Host), m.Host.Free()
+		subforwards := 0
+		train := func(ctx context.Context) (sum []float32, err error) {
+			defer func() {
+				unchanged(t, m.Host, before)
+				if info, err := rank.Checkpoints().Info("a"); err != nil || info.Live != 0 || m.Host.Free() != free {
+					t.Errorf("%d leases are left, %d bytes are free, %d were: %v", info.Live, m.Host.Free(), free, err)
+				}
+				if err := rank.ZeroGrad(); err != nil {
+					t.Error(err)
+				}
+			}()
+			res, err := rank.DPRankForward(ctx, in, onA()...)
+			if err != nil {
+				return nil, err
+			}
+			defer res.Release()
+			subforwards = res.Telemetry.SubforwardCount
+			if err := res.Backward(ctx, grads); err != nil {
+				return nil, err
+			}
+			return gradients(t, rank, "a"), nil
+		}
+		var want []float32
+		count := hits(func() {
+			var err error
+			if want, err = train(t.Context()); err != nil || (subforwards > 1) != split {
+				t.Fatalf("%d subforwards: %v", subforwards, err)
+			}
+		})
+		for point, n := range count {
+			hit[point] = hit[point] || n > 0
+			for what, do := range map[string]func(*failpoint.Error) error{"an error": failpoint.Fail, "a panic": failpoint.Panic} {
+				if what == "a panic" && (point == failpoint.Reserve || point == failpoint.Populate) {
+					continue // the operating system does not panic
+				}
+				for _, i := range some(n) {
+					at := fmt.Sprintf("split %t, %s at hit %d of %d of %s", split, what, i, n, point)
+					failpoint.Arm(point, i, do)
+					var err error
+					panicked := caught(func() { _, err = train(t.Context()) })
+					failpoint.Disarm()
+					if panicked != nil {
+						err, _ = panicked.(error)
+					}
+					var failed *failpoint.Error
+					if !errors.As(err, &failed) || failed.Point != point || failed.N != i || (panicked != nil) != (what == "a panic") {
+						t.Errorf("%s: %v, as a panic: %t", at, err, panicked != nil)
+					}
+					if got, err := train(t.Context()); err != nil || !slices.Equal(got, want) {
+						t.Errorf("%s: the call after: %v, its gradients are off by %.2e", at, err, distance(got, want))
+					}
+					if t.Failed() {
+						t.FailNow()
+					}
+				}
+			}
+		}
+	}
+	if !hit[failpoint.Backward] || !hit[failpoint.Block] || !hit[failpoint.Subforward] {
+		t.Errorf("hit are %v", hit)
 	}
 }
 
