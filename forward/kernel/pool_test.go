@@ -323,3 +323,22 @@ func TestPoolDoesNotWearOut(t *testing.T) {
 		}
 	})
 }
+
+// A process that starts and ends backends one after the other has as many threads in the last as in the first, though workers pin threads that outlive them.
+func TestThreadsOfLaterBackends(t *testing.T) {
+	want := 0
+	for i := range 8 {
+		h, err := NewHost(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want = max(want, h.Threads()); h.Threads() != want {
+			t.Errorf("backend %d has %d threads, an earlier one %d", i, h.Threads(), want)
+		}
+		_ = h.Do(func() error {
+			h.Each(8, func(_, _ int) {})
+			return nil
+		})
+		h.Close()
+	}
+}
