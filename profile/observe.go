@@ -210,6 +210,16 @@ func (p *Profile) Merge(other *Profile) {
 	}
 }
 
+// About is a copy of what was observed under some signatures: enough for their prices.
+func (p *Profile) About(signatures ...Signature) *Profile {
+	all := new(Profile)
+	all.Merge(p)
+	all.entries = slices.DeleteFunc(all.entries, func(e entry) bool {
+		return !slices.ContainsFunc(signatures, func(s Signature) bool { return e.signature == s.canonical() })
+	})
+	return all
+}
+
 // Forget drops everything that was observed under a signature: the way back from a measurement that was wrong.
 func (p *Profile) Forget(s Signature) {
 	s = s.canonical()

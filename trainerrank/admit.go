@@ -46,7 +46,7 @@ type Admission struct {
 	Shares       device.Sizes  `json:"-"` // PredictedPeakBytes by purpose, at the moment of the peak
 	PlanningTime time.Duration `json:"-"`
 
-	learned *learned // what priced it; nil: rehearsals
+	asked *question // what it answers
 }
 
 // hostTable stands for a table that was fitted on the host. There a layer's time is that of packed rows and attended pairs: rows run through it in blocks
@@ -168,7 +168,7 @@ func (t *TrainerRank) admit(ctx context.Context, c *call, g *ground, explain boo
 	if err != nil {
 		return nil, err
 	}
-	if t.records != nil {
+	if t.records != nil || t.misses != nil {
 		q.recording()
 	}
 	a, err := q.admit(ctx)
@@ -177,11 +177,7 @@ func (t *TrainerRank) admit(ctx context.Context, c *call, g *ground, explain boo
 	}
 	a.PlanningTime = time.Since(start)
 	if t.records != nil {
-		r, err := q.record(a)
-		if err != nil {
-			return nil, err
-		}
-		t.records(r)
+		t.records(q.record(a))
 	}
 	return a, nil
 }
@@ -193,14 +189,14 @@ func (q *question) admit(ctx context.Context) (*Admission, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Admission{}
+	a := &Admission{asked: q}
 	search := func(usable int64, o ladder.Options) (*ladder.Admission, error) {
 		return ladder.Search(lc, p, p, usable, o)
 	}
 	if q.Learned != nil {
-		a.learned = p.learned(lc)
+		l := p.learned(lc)
 		search = func(usable int64, o ladder.Options) (*ladder.Admission, error) {
-			return a.learned.search(lc, usable, o)
+			return l.search(lc, usable, o)
 		}
 	}
 	// A total fits if its pages do, which is to say, if it is within the whole pages that may be used.

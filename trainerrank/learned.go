@@ -229,5 +229,5 @@ func (t *TrainerRank) observe(a *Admission, j int, slabs memory, done bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	w := a.Chunks[j].Plan.Work.(*work)
-	t.known.Observe(a.learned.signature(t.variant()), profile.Observation{Load: w.load, Peak: peak, Retained: kept, Kept: done})
+	t.known.Observe(a.asked.signature(t.variant()), profile.Observation{Load: w.load, Peak: peak, Retained: kept, Kept: done})
 }

@@ -44,6 +44,11 @@ func WithSharedInputs(w collective.World) Option { return func(t *TrainerRank) {
 // runs. fn is called by the goroutine of the call, whose turn it is; it must not make a call of the rank.
 func WithRecords(fn func(*Record)) Option { return func(t *TrainerRank) { t.records = fn } }
 
+// WithMisses asks for a record of every call that took more memory than was predicted, or ran out of what it was given: it is handed over when that has happened, with what was
+// observed ([Record.Observed]). That is how an estimate that was wrong can be looked into; where prices are exact it does not happen. fn is called as that of [WithRecords] is. A
+// call of which all goes well pays nothing for it.
+func WithMisses(fn func(*Record)) Option { return func(t *TrainerRank) { t.misses = fn } }
+
 // CallOption configures one call.
 type CallOption func(*call)
 

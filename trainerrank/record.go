@@ -13,6 +13,7 @@ import (
 	"github.com/trainerrank/engine/forward/prefixtree"
 	"github.com/trainerrank/engine/forward/transformer"
 	"github.com/trainerrank/engine/internal/strictjson"
+	"github.com/trainerrank/engine/profile"
 )
 
 // Record is everything that the planner was told of one call, and its answer. It holds no token and no label: of the inputs it knows how long they are, what they share
@@ -33,6 +34,14 @@ type form struct {
 	Question   question   `json:"question"`
 	Rehearsals rehearsals `json:"rehearsals"`
 	Answer     answer     `json:"admission"`
+	Observed   *Observed  `json:"observed,omitempty"`
+}
+
+// Observed is what became of a call.
+type Observed struct {
+	PeakBytes int64 `json:"peak_bytes"`        // most bytes of the call in use at one moment
+	Completed int   `json:"completed"`         // subforwards that were done
+	RanOut    bool  `json:"ran_out,omitempty"` // the next asked for more than there was, which is not in PeakBytes
 }
 
 // answer is an Admission as json.Marshal writes it: the caller may change the Admission.
@@ -93,14 +102,21 @@ func (q *question) rehearsals() (r rehearsals) {
 func (r rehearsals) own() bool { return r.Decoder != nil }
 
 // record is the record of a question and its answer.
-func (q *question) record(a *Admission) (*Record, error) {
+func (q *question) record(a *Admission) *Record {
 	answer, err := json.Marshal(a)
 	if err != nil {
-		return nil, fmt.Errorf("record: %w", err)
+		panic(err) // strings and integers can always be written
 	}
-	f := form{recordVersion, device.PageSize, *q, q.rehearsals(), answer}
+	f := form{Version: recordVersion, PageBytes: device.PageSize, Question: *q, Rehearsals: q.rehearsals(), Answer: answer}
 	f.Question.rehearser, f.Question.said = nil, nil // a record keeps no model
-	return &Record{f}, nil
+	if l := q.Learned; l != nil {
+		var about []profile.Signature
+		for _, v := range l.Variants {
+			about = append(about, q.signature(v))
+		}
+		f.Question.Learned = &experience{l.Known.About(about...), l.Variants}
+	}
+	return &Record{f}
 }
 
 // Save is the record as JSON of a few long lines, for [ReadRecord]. Equal records have equal bytes.
@@ -124,6 +140,10 @@ func (r *Record) Save() []byte {
 	part("rehearsals", &f.Rehearsals)
 	b.WriteString(",\n")
 	part("admission", f.Answer)
+	if f.Observed != nil {
+		b.WriteString(",\n")
+		part("observed", f.Observed)
+	}
 	b.WriteString("}\n")
 	return b.Bytes()
 }
@@ -143,6 +163,9 @@ func (r *Record) Admission() *Admission {
 	}
 	return a
 }
+
+// Observed is what became of the call, in a record of [WithMisses]; nil in others.
+func (r *Record) Observed() *Observed { return r.form.Observed }
 
 // recordDepth bounds the nesting of a record.
 const recordDepth = 12
@@ -313,6 +336,10 @@ func (f *form) check(root strictjson.Value) error {
 	v, _ := root.Get("question")
 	if err := f.Question.check(v); err != nil {
 		return err
+	}
+	if o := f.Observed; o != nil && (o.PeakBytes < 0 || o.Completed < 0) {
+		v, _ = root.Get("observed")
+		return v.Errorf("observed: a number is negative")
 	}
 	v, _ = root.Get("rehearsals")
 	return f.Rehearsals.check(v, &f.Question)

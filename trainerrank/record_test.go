@@ -457,6 +457,7 @@ func TestReadRecordNamesTheField(t *testing.T) {
 		{own, `"groups":[`, `"retentions":[],"groups":[`, "question.retentions: none is allowed"},
 		{own, `"groups":[{`, `"groups":[{"adapter":{"bytes":-1,"modules":[]},`, "question.groups[0].adapter.bytes: -1"},
 		{own, `"groups":[{`, `"groups":[{"adapter":{"bytes":1,"modules":[{"module":0,"rank":0}]},`, "question.groups[0].adapter.modules[0]: module 0, rank 0"},
+		{own, `"admission":`, `"observed":{"peak_bytes":-1,"completed":0},"admission":`, "observed: a number is negative"},
 		{own, `"parents":[-1`, `"parents":[0`, "question.groups[0].tree: prefixtree: outline: parents[0] is 0"},
 		{own, `"terminals":[`, `"terminals":[99,`, "question.groups[0].tree: prefixtree: outline: terminals[0] is 99"},
 		{own, `"threads":2`, `"threads":0`, "rehearsals: rehearsal: 0 threads"},
@@ -523,6 +524,83 @@ func TestRecordsOfLearnedCalls(t *testing.T) {
 	}
 }
 
+// A call that takes more than was predicted has a record of that, with what was observed; one that does not has none. The record holds of the profile what is about the call, and is
+// of the plan that was wrong, whatever was learned since.
+func TestMissesAreRecorded(t *testing.T) {
+	m := script(t, perToken(1000))
+	in := forward.Many(apart(10, 100)...)
+	other := script(t, perToken(500))
+	other.spec.Name = "another"
+	known := after(t, other, apart(3, 7))
+	var misses keeper
+	rank := wrap(t, m, trainerrank.WithProfile(known), trainerrank.WithMisses(func(r *trainerrank.Record) { misses = append(misses, r) }))
+	cold, err := rank.Plan(t.Context(), in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, tel := score(t, rank, in)
+	r := misses.last(t)
+	want := &trainerrank.Observed{PeakBytes: tel.ObservedPeakBytes, Completed: 1}
+	if d := cmp.Diff(want, r.Observed()); d != "" || tel.ObservedPeakBytes <= tel.PredictedPeakBytes {
+		t.Errorf("%s", d)
+	}
+	if a := r.Admission(); a.PredictedPeakBytes != cold.PredictedPeakBytes || a.Basis != trainerrank.Cold {
+		t.Errorf("%s", a)
+	}
+	replayed(t, r, mustMarshal(t, r.Admission()))
+	if text := string(r.Save()); strings.Contains(text, "another") || !strings.Contains(text, `"entries":[]`) {
+		t.Errorf("%s", text)
+	}
+	if read, err := trainerrank.ReadRecord(r.Save()); err != nil || cmp.Diff(want, read.Observed()) != "" {
+		t.Errorf("%v\n%+v", err, read)
+	}
+	if score(t, rank, in); len(misses) != 0 {
+		t.Errorf("a miss, though it has learned: %s", misses[0].Save())
+	}
+
+	// Out of memory under way: in a split, with the profile that the split was priced by.
+	p := rank.Profile()
+	usable := planned(t, m, p, in, plenty).PredictedPeakBytes / 2
+	for _, fail := range []int{1, 3} {
+		first := m.forwards
+		m.scratch = func(packed int) int64 {
+			if m.forwards-first == fail {
+				return 10_000 * int64(packed)
+			}
+			return 1000 * int64(packed)
+		}
+		rank := wrap(t, m, trainerrank.WithProfile(p), trainerrank.WithUsableBytes(usable), trainerrank.WithMisses(func(r *trainerrank.Record) { misses = append(misses, r) }))
+		if _, err := rank.DPRankForward(t.Context(), in); err == nil {
+			t.Fatal("it ran")
+		}
+		r := misses.last(t)
+		if o, a := r.Observed(), r.Admission(); !o.RanOut || o.Completed != fail-1 || a.Verdict != trainerrank.Split || a.Basis != trainerrank.Learned {
+			t.Errorf("%+v, %s", o, a)
+		}
+		replayed(t, r, mustMarshal(t, r.Admission()))
+	}
+}
+
+// A model that asks for more than it rehearsed is a miss too.
+func TestARehearsalThatWasWrongIsRecorded(t *testing.T) {
+	m := golden.Load(t, golden.FS(t, "qwen2-tiny"), golden.Options{})
+	s := &spy{Model: m.Model, price: func(f forward.Footprint) forward.Footprint { f.Scratch /= 2; return f }}
+	var misses keeper
+	rank := wrap(t, s, trainerrank.WithMisses(func(r *trainerrank.Record) { misses = append(misses, r) }))
+	if _, err := rank.DPRankForward(t.Context(), forward.One(forward.Input{Tokens: tokens(40), TopK: 1})); err == nil {
+		t.Fatal("it ran")
+	}
+	r := misses.last(t)
+	if o := r.Observed(); !o.RanOut || o.Completed != 0 {
+		t.Errorf("%+v", o)
+	}
+	replayed(t, r, mustMarshal(t, r.Admission()))
+	s.price = nil
+	if score(t, rank, forward.One(forward.Input{Tokens: tokens(40), TopK: 1})); len(misses) != 0 {
+		t.Errorf("%d misses of a call that went well", len(misses))
+	}
+}
+
 // The records in testdata were made on one machine and have the same answers on every other, until the planner changes: then -update makes new ones.
 func TestOldRecords(t *testing.T) {
 	for name, record := range map[string]func() *trainerrank.Record{
@@ -538,6 +616,17 @@ func TestOldRecords(t *testing.T) {
 			t.Setenv("ART_TRAINER_RANK_TEST_HOOKS", "1")
 			t.Setenv("ART_TRAINER_RANK_TEST_MEMORY_LIMIT_BYTES", fmt.Sprint(m.Host.Stats().Allocated+1<<20))
 			if _, err := rank.Plan(t.Context(), forward.Many(inputs...), opts...); err != nil {
+				t.Fatal(err)
+			}
+			return kept.last(t)
+		},
+		"learned.json": func() *trainerrank.Record {
+			m := script(t, perToken(1000))
+			p := after(t, m, apart(10, 100))
+			var kept keeper
+			usable := planned(t, m, p, forward.Many(apart(10, 100)...), plenty).PredictedPeakBytes / 2
+			rank := wrap(t, m, trainerrank.WithProfile(p), trainerrank.WithUsableBytes(usable), kept.option())
+			if _, err := rank.Plan(t.Context(), forward.Many(apart(10, 100)...)); err != nil {
 				t.Fatal(err)
 			}
 			return kept.last(t)
@@ -569,7 +658,7 @@ func TestOldRecords(t *testing.T) {
 
 // FuzzReadRecord holds that a record is refused, or is one: saved it reads the same, and a replay of it ends, with an answer or an error.
 func FuzzReadRecord(f *testing.F) {
-	for _, name := range []string{"split.json", "somebody.json", "training.json"} {
+	for _, name := range []string{"split.json", "somebody.json", "training.json", "learned.json"} {
 		text, err := os.ReadFile("testdata/records/" + name)
 		if err != nil {
 			f.Fatal(err)

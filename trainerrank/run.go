@@ -63,7 +63,7 @@ func (t *TrainerRank) take(c *call, a *Admission) (memory, error) {
 		}
 		return m, nil
 	}
-	if a.learned != nil {
+	if a.asked.Learned != nil {
 		slab, most := a.PredictedPeakBytes, a.UsableLimitBytes&^(device.PageSize-1)
 		if most/2 < slab {
 			slab = most // what would be left beside it is of little use, for a piece of memory must lie in one
@@ -101,6 +101,11 @@ func (t *TrainerRank) run(ctx context.Context, c *call, a *Admission, res memory
 			err = fmt.Errorf("forward: the call outgrew its reservation: %w", e)
 		}
 		tel.ObservedPeakBytes = res.Peak()
+		if o := (Observed{tel.ObservedPeakBytes, done, ranOut(err)}); t.misses != nil && (o.RanOut || o.PeakBytes > a.PredictedPeakBytes) {
+			r := a.asked.record(a)
+			r.form.Observed = &o
+			t.misses(r)
+		}
 		if err != nil {
 			if ranOut(err) {
 				t.observe(a, done, res, false)
@@ -196,14 +201,14 @@ func (t *TrainerRank) pass(ctx context.Context, p *pass, b *forward.Batch, kind 
 // failed is the error of a call whose execution failed after so many subforwards. A call that was told to stop did not fail.
 func (c *call) failed(a *Admission, tel Telemetry, done int, err error) error {
 	count := len(a.Chunks)
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || count == 1 && a.learned == nil {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || count == 1 && a.asked.Learned == nil {
 		return err
 	}
 	if ranOut(err) {
 		e := c.memoryError(a)
 		e.Telemetry, e.Err, e.Executing = tel, err, true
 		e.Suggestion = "the rehearsal of the model promised less than the model asked for; smaller inputs may run"
-		if a.learned != nil {
+		if a.asked.Learned != nil {
 			e.Suggestion = "what it took is remembered, so that the same call is planned with more, split or refused; or give it smaller inputs"
 		}
 		err = e

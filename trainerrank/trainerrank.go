@@ -44,7 +44,8 @@ type TrainerRank struct {
 	slots *slots.Set       // nil if the model takes no adapters
 	// tables are those of costs, in the order in which they are asked whether they are for the model and the device.
 	tables  []prefixtree.Table
-	records func(*Record)  // nil: not wanted
+	records func(*Record)  // of every plan; nil: not wanted
+	misses  func(*Record)  // of plans that were wrong; nil: not wanted
 	widths  map[string]int // of the last waves of micro-batches, by kind of call; whoever has the turn may look
 
 	mu    sync.Mutex

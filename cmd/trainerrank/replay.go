@@ -17,15 +17,40 @@ func (s *session) writeRecord(ctx context.Context) error {
 	if s.record == "" {
 		return nil
 	}
+	if err := s.write(ctx, s.planned); err != nil {
+		return err
+	}
+	if recorded := s.planned.Admission().Verdict; recorded != s.admit.Verdict {
+		fmt.Fprintf(s.stderr, "note: the record is of the call alone, which fits beside the weights (%s); what does not fit is to read them\n", recorded)
+	}
+	return nil
+}
+
+// writeMiss writes the record again if the call took more than was predicted, with what was observed.
+func (s *session) writeMiss(ctx context.Context) error {
+	if s.missed == nil {
+		return nil
+	}
+	o := s.missed.Observed()
+	fmt.Fprintf(s.stderr, "note: the call took more than was predicted: %s\n", took(o, s.missed.Admission()))
+	return s.write(ctx, s.missed)
+}
+
+// took says what a call took.
+func took(o *trainerrank.Observed, a *trainerrank.Admission) string {
+	if o.RanOut {
+		return fmt.Sprintf("%d bytes, and then it ran out of memory (%d of %s done)", o.PeakBytes, o.Completed, count(a.SubforwardCount(), "subforward"))
+	}
+	return fmt.Sprintf("%d bytes, %d more", o.PeakBytes, o.PeakBytes-a.PredictedPeakBytes)
+}
+
+func (s *session) write(ctx context.Context, r *trainerrank.Record) error {
 	err := writeFile(ctx, s.record, func(w io.Writer) error {
-		_, err := w.Write(s.planned.Save())
+		_, err := w.Write(r.Save())
 		return err
 	})
 	if err != nil {
 		return &fileError{s.verb + ": " + writingRecord, s.record, err}
-	}
-	if recorded := s.planned.Admission().Verdict; recorded != s.admit.Verdict {
-		fmt.Fprintf(s.stderr, "note: the record is of the call alone, which fits beside the weights (%s); what does not fit is to read them\n", recorded)
 	}
 	return nil
 }
@@ -36,6 +61,7 @@ type replayed struct {
 	Difference *trainerrank.Difference `json:"difference"` // null if there is none
 	Recorded   *trainerrank.Admission  `json:"recorded"`
 	Recomputed *trainerrank.Admission  `json:"recomputed"`
+	Observed   *trainerrank.Observed   `json:"observed,omitempty"` // if it was more than predicted
 }
 
 // replay answers the question of a record again, and fails if the answer is another one.
@@ -48,7 +74,7 @@ func (t *tool) replay(ctx context.Context, o *options) error {
 	if err != nil {
 		return &hinted{fmt.Errorf("plan: read the record %s: %w", o.replay, err), "give a file that score or plan wrote for --record"}
 	}
-	r := replayed{Recorded: record.Admission()}
+	r := replayed{Recorded: record.Admission(), Observed: record.Observed()}
 	if r.Recomputed, r.Difference, err = record.Replay(ctx); err != nil {
 		return &hinted{fmt.Errorf("plan: %s: %w", o.replay, err), "another version of the engine may have written the record"}
 	}
@@ -81,6 +107,9 @@ func (r *replayed) print(out io.Writer) error {
 		fmt.Fprint(w, "same\tyes, to the byte\n")
 	} else {
 		fmt.Fprintf(w, "same\tno: %v\n", r.Difference)
+	}
+	if r.Observed != nil {
+		fmt.Fprintf(w, "observed\t%s\n", took(r.Observed, r.Recorded))
 	}
 	return w.Flush()
 }

@@ -39,7 +39,7 @@ func (t *tool) flags(verb string, args []string) (*options, error) {
 		return err
 	})
 	fs.StringVar(&o.summary, "summary", "", "file for the summary as one JSON object")
-	fs.StringVar(&o.record, "record", "", "file for a record of the plan, written before anything runs, for plan --replay; it holds no token")
+	fs.StringVar(&o.record, "record", "", "file for a record of the plan, for plan --replay; it holds no token. It is written before anything runs, and again if the call then takes more than predicted")
 	fs.StringVar(&o.pricing, "pricing", exactPricing, "how calls are priced: exact, by rehearsing them; or learned, by what calls took that ran before, as for a model that cannot rehearse")
 	profiles := "file with what calls took, for --pricing learned; "
 	if verb == "plan" {
@@ -138,8 +138,9 @@ type session struct {
 	rank    *trainerrank.TrainerRank
 	admit   *trainerrank.Admission
 	planned *trainerrank.Record
-	known   *profile.Profile // what was learned before; empty if prices are exact
-	staging int64            // bytes in flight while loading
+	missed  *trainerrank.Record // of the plan, if it was wrong
+	known   *profile.Profile    // what was learned before; empty if prices are exact
+	staging int64               // bytes in flight while loading
 	sum     summary
 }
 
@@ -320,7 +321,8 @@ func (s *session) plan(ctx context.Context) (err error) {
 		opts = append(opts, trainerrank.WithUsableBytes(0))
 	}
 	if s.record != "" {
-		opts = append(opts, trainerrank.WithRecords(func(r *trainerrank.Record) { s.planned = r }))
+		opts = append(opts, trainerrank.WithRecords(func(r *trainerrank.Record) { s.planned = r }),
+			trainerrank.WithMisses(func(r *trainerrank.Record) { s.missed = r }))
 	}
 	if s.rank, err = trainerrank.New(model, opts...); err != nil {
 		return err
@@ -478,7 +480,8 @@ func (t *tool) score(ctx context.Context, args []string) error {
 	start := time.Now()
 	res, err := s.rank.DPRankForward(ctx, s.inputs, trainerrank.WithProgress(func(done, total int) { bar.at(int64(done), int64(total), "steps") }))
 	bar.end()
-	unsaved := s.writeProfile(ctx) // also after a failure: what ran out of memory must not be tried again with as much
+	// Also after a failure: what ran out of memory must not be tried again with as much.
+	unsaved := errors.Join(s.writeProfile(ctx), s.writeMiss(ctx))
 	if err != nil {
 		var partial *trainerrank.PartialExecutionError
 		var memory *trainerrank.MemoryError
