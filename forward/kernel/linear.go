@@ -14,8 +14,20 @@ func (h *Host) product(c []float32, ldc int, src Mat, from, to int, w *Weight, p
 	step := steps(w.In)
 	for k := 0; k < w.In; k += step {
 		n := min(step, w.In-k)
-		h.p.gemm(c, ldc, a[k:], src.Stride, 1, h.panel(w, p, k, n, buf), to-from, n, k > 0)
+		b := h.panel(w, p, k, n, buf)
+		if w.DType != F32 {
+			w.prefetch(p*w.In+k+n, n)
+		}
+		h.p.gemm(c, ldc, a[k:], src.Stride, 1, b, to-from, n, k > 0)
 	}
+}
+
+// prefetch asks for n rows of Width values from row on, which are the next to be widened. Widening reads them all at once, at the speed of memory, unless they
+// come while the product before is computed: that matters the more, the fewer rows there are.
+func (w *Weight) prefetch(row, n int) {
+	size := int64(Width * w.DType.Size())
+	from := int64(row) * size
+	prefetch(w.Mem.Slice(from, min(int64(n)*size, w.Mem.Bytes()-from)).Raw())
 }
 
 // Linear implements [Backend].
