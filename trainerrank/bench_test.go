@@ -218,3 +218,49 @@ func BenchmarkSplit(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkWidth looks for the width of a wave of which half of the list fits: for the first time, and with the width remembered.
+func BenchmarkWidth(b *testing.B) {
+	m := deep(b)
+	rank, err := New(m.Model, WithDevice(m.Host))
+	if err != nil {
+		b.Fatal(err)
+	}
+	r := golden.Rand(1)
+	items := make([]forward.Inputs, 512)
+	for i := range items {
+		in := forward.Input{Tokens: make([]int32, 1024)}
+		for k := range in.Tokens {
+			in.Tokens[k] = int32(r.IntN(m.Spec().Vocabulary))
+		}
+		in.Targets = in.Tokens
+		items[i] = forward.One(in)
+	}
+	w, err := rank.waves(b.Context(), items, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	g, err := rank.survey(b.Context(), w.all, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	q, err := rank.ask(w.all.part(w.inputs(w.share(0, 256))), g, false)
+	if err != nil {
+		b.Fatal(err)
+	}
+	p, err := q.whole(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	g.usable = p.Required
+	for name, remembered := range map[string]int{"first": 0, "remembered": 256} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				w.widths[w.kind] = remembered
+				if c, err := w.widest(0, g); err != nil || c.width != 256 {
+					b.Fatal(c, err)
+				}
+			}
+		})
+	}
+}

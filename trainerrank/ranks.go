@@ -43,7 +43,7 @@ func (t *TrainerRank) meet(ctx context.Context, tag string, mine word, err error
 		ranks collective.World
 		peers bool
 	}{{t.peers, true}, {t.world, false}} {
-		if stage.peers && stage.ranks.Size() == 1 || !stage.peers && !wide {
+		if stage.ranks.Size() == 1 || !stage.peers && !wide {
 			continue
 		}
 		all, failed := exchange(ctx, stage.ranks, tag, mine)

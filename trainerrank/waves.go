@@ -130,8 +130,10 @@ func (t *TrainerRank) waves(ctx context.Context, items []forward.Inputs, opts []
 	}
 	w.all.agree, w.kind = true, w.all.kind()
 	err = t.ensure(ctx, w.all, err)
-	_, err = t.survey(ctx, w.all, err)
-	if err = w.compare(err); err != nil {
+	if _, err = t.survey(ctx, w.all, err); t.world.Size() > 1 {
+		err = w.compare(err)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("micro-batches: %w", err)
 	}
 	return w, nil
