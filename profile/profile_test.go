@@ -640,3 +640,31 @@ func BenchmarkPrice(b *testing.B) {
 		p.Bound(sig, Geometry{2560, 36, 2}, l)
 	}
 }
+
+// What is about a signature is enough for its prices, and says nothing of others.
+func TestAboutKeepsThePricesOfItsSignatures(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 10))
+	other := sig
+	other.Model = "another"
+	for range 2000 {
+		p, q := randomProfile(r), randomProfile(r)
+		all := new(Profile)
+		all.Merge(p)
+		for _, e := range q.entries {
+			e.signature.Model = other.Model
+			all.Merge(&Profile{entries: []entry{e}})
+		}
+		before := string(all.Save())
+		packed := 1 + r.Int64N(int64(1)<<r.IntN(20))
+		l := Load{Packed: packed, Logical: packed + r.Int64N(1+3*packed), Outputs: r.Int64N(500)}
+		if got, want := all.About(sig), string(p.Save()); string(got.Save()) != want {
+			t.Fatalf("about %v:\n%swant\n%s", sig, got.Save(), want)
+		}
+		if got, want := all.About(other).Price(other, Geometry{}, l), all.Price(other, Geometry{}, l); got != want {
+			t.Fatalf("%+v: %v, want %v", l, got, want)
+		}
+		if both := all.About(other, sig); string(both.Save()) != before || string(all.Save()) != before {
+			t.Fatalf("about both:\n%swant\n%s", both.Save(), before)
+		}
+	}
+}
