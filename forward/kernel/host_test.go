@@ -44,6 +44,8 @@ type trial struct {
 	what string // the shapes, for messages
 	bad  int    // failures reported so far
 	mems []guarded
+
+	backward bool // workspaces are for the operations of a backward
 }
 
 // eachTrial draws n cases, fewer in short mode and under the race detector, and checks the guards of each.
@@ -173,7 +175,12 @@ func (x *trial) maybeVector(what string, n int, scale float64) device.Mem {
 }
 
 // work is a workspace, not a byte larger than it must be.
-func (x *trial) work(headDim int) device.Mem { return x.mem("work", WorkBytes(headDim)) }
+func (x *trial) work(headDim int) device.Mem {
+	if x.backward {
+		return x.mem("work", GradWorkBytes(headDim))
+	}
+	return x.mem("work", WorkBytes(headDim))
+}
 
 // blocks cuts rows [0, n) at random places and lets the workers of h run op for each block, with a workspace of their own.
 func (x *trial) blocks(h *Host, n, headDim int, op func(work device.Mem, from, to int)) {
@@ -479,6 +486,34 @@ func TestOperationsOnNoRowsDoNothing(t *testing.T) {
 			h.Store(device.Mem{}, m(24))
 			h.Zero(device.Mem{})
 			h.Head(work, x.mem("scratch", HeadBytes(0, 0)), m(24), w, nil)
+
+			work, scratch := x.mem("work", GradWorkBytes(8)), x.mem("scratch", HeadGradBytes(0))
+			a := Attention{Heads: 3, KVHeads: 1, HeadDim: 8, Scale: 1}
+			h.Scale(m(24), 2)
+			h.Activate(m(24), m(24), m(24), SiLU)
+			h.ActivateGrad(m(24), m(24), m(24), m(24), m(24), m(24), GELUTanh)
+			h.LinearGrad(work, m(24), m(40), w, true)
+			h.NormGrad(m(24), m(24), m(24), gain, 0, 1e-6)
+			h.RowDot(m(3), m(24), m(24), 8)
+			h.AttendQueryGrad(work, m(24), m(24), m(8), m(8), m(24), m(6), m(3), 0, nil, a)
+			h.AttendKeyGrad(work, m(8), m(8), m(24), m(8), m(8), m(24), m(6), m(3), 0, nil, a)
+			h.HeadGrad(work, scratch, m(24), m(24), w, nil, nil)
+			h.HeadWeightGrad(work, scratch, w, 0, m(24), w, nil, nil, true)
+			h.EmbedGrad(w, m(24), nil, 1, 0, 24)
+			h.Clear(m(24))
+			h.Copy(m(24), m(24))
+			h.PlaceRows(m(24), m(24), nil)
+			// Sums over no rows are zero, unless they are added to something.
+			outer, sum, dw := x.normal("outer", 40, 24, 1), x.vector("sum", 24, 1), x.vector("dw", 24, 1)
+			was := x.copyOf(outer)
+			h.Outer(work, outer, m(40), m(24), true)
+			x.same("nothing added", outer, 0, was)
+			h.Outer(work, outer, m(40), m(24), false)
+			h.SumRows(sum, m(24))
+			h.NormWeightGrad(dw, m(24), m(24), 1e-6)
+			for _, got := range []Mat{outer, {sum, 1, 24, 24}, {dw, 1, 24, 24}} {
+				x.near("a sum of nothing", got, func(int, int) (float64, float64) { return 0, 0 })
+			}
 		})
 		x.checkGuards()
 	})
@@ -562,6 +597,26 @@ func TestRehearsalDoesNothing(t *testing.T) {
 		b.Store(mem, m)
 		b.Zero(mem)
 		b.Head(mem, mem, m, w, []Ask{{Out: mem}})
+		a, spans := Attention{Heads: 1, KVHeads: 1, HeadDim: 8}, []Span{{Parent: -1, End: 4}}
+		b.Pack(w, mem, true)
+		b.Scale(m, 2)
+		b.Activate(m, m, m, SiLU)
+		b.ActivateGrad(m, m, m, m, m, m, SiLU)
+		b.LinearGrad(mem, m, m, w, true)
+		b.Outer(mem, m, m, m, true)
+		b.NormGrad(m, m, m, mem, 0, 1e-6)
+		b.NormWeightGrad(mem, m, m, 1e-6)
+		b.RowDot(m, m, m, 8)
+		b.AttendQueryGrad(mem, m, m, m, m, m, m, m, 0, spans, a)
+		b.AttendKeyGrad(mem, m, m, m, m, m, m, m, m, 0, spans, a)
+		b.HeadGrad(mem, mem, m, m, w, make([]float64, 4), []AskGrad{{Factor: 1}})
+		b.HeadWeightGrad(mem, mem, w, 0, m, w, make([]float64, 4), []AskGrad{{Factor: 1}}, true)
+		b.EmbedGrad(w, m, make([]int32, 4), 1, 0, 8)
+		b.Clear(m)
+		b.Copy(m, m)
+		b.PlaceRows(m, m, make([]int32, 4))
+		b.AddRow(m, 0, make([]float32, 8))
+		b.SumRows(mem, m)
 		b.Close()
 		return failure
 	})
