@@ -82,6 +82,7 @@ type OutputGrad struct {
 type Graph interface {
 	// Backward gives the gradient of sum(output * cotangent) by the parameters that the pass trained: those of the batch's adapter, or without one those of the
 	// base model. It is a vector of their layout that arena keeps as [device.Gradients]. Intermediates are scratch of arena. grads
-	// has one element per row of the batch. It can be called once.
+	// has one element per row of the batch. Once it has succeeded it is refused; after an error the graph is as it was, and it can be called again
+	// with an arena that has the room, less what the attempt that failed kept there.
 	Backward(ctx context.Context, arena device.Arena, grads []OutputGrad) (device.Mem, error)
 }

@@ -111,7 +111,7 @@ func (p *pass) pack(i int) additions {
 			return kernel.Weight{Mem: p.arena.Scratch(kernel.WeightBytes(kernel.F32, out, in)), DType: kernel.F32, Out: out, In: in}
 		}
 		a.a, a.b = take(a.Rank, a.In), take(a.Out, a.Rank)
-		if params := p.b.Adapter.Params; params.Real() {
+		if params := p.b.Adapter.Params; params.Real() && !p.idle {
 			p.be.Pack(&a.a, params.Slice(a.A, int64(a.Rank*a.In)*4), false)
 			p.be.Pack(&a.b, params.Slice(a.B, int64(a.Rank*a.Out)*4), true)
 		}

@@ -14,6 +14,8 @@ type backpass struct {
 	*pass
 	g         *graph
 	grads     []forward.OutputGrad // none in a rehearsal
+	rows      []wish               // those with cotangents
+	scored    int                  // the first of them have some of labels or logits
 	vector    device.Mem           // the result
 	base      *weights             // gradients of the base model's parameters, in vector; nil if an adapter is trained
 	back      []kernel.Mat         // per rope: the sines of the opposite angles

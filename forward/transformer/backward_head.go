@@ -18,9 +18,7 @@ func (bp *backpass) head() {
 	defer bp.arena.Pop(mark)
 	hidden, base := bp.spec.Hidden, bp.base != nil
 	bp.eachBlock(func(l *lane, from, to int) { l.Clear(bp.dx.RowRange(from, to)) })
-	var rows []wish
-	scored := 0 // rows with cotangents of labels or logits come first
-	bp.be.Each(1, func(_, _ int) { rows, scored = bp.wishes() })
+	rows, scored := bp.rows, bp.scored
 	// What the base model's gradients are products of, one row after the other.
 	xs, hs, ds := bp.full(base, hidden), bp.full(base, hidden), bp.full(base, hidden)
 	type part struct{ from, to int }
@@ -171,7 +169,7 @@ func (bp *backpass) addHidden(l *lane, d kernel.Mat, rows []wish) {
 
 // embedding is the gradient of the embedding, from that before the first layer.
 func (bp *backpass) embedding() {
-	if bp.base == nil {
+	if bp.base == nil || bp.idle {
 		return
 	}
 	const step = 64

@@ -133,9 +133,15 @@ func (g *graph) check(grads []forward.OutputGrad) error {
 
 // backward is the same code on a real arena and backend, and in a rehearsal, which has no cotangents.
 func (g *graph) backward(ctx context.Context, arena device.Arena, be kernel.Backend, grads []forward.OutputGrad) (device.Mem, error) {
-	p := g.newPass(ctx, g.b, arena, be)
+	b := *g.b
+	b.Progress = nil // it was told of the forward
+	p := g.newPass(ctx, &b, arena, be)
 	bp := &backpass{pass: p, g: g, grads: grads}
 	bp.gradients()
+	be.Each(1, func(_, _ int) {
+		bp.rows, bp.scored = bp.wishes()
+		p.idle = len(bp.rows) == 0
+	})
 	mark := arena.Mark()
 	defer arena.Pop(mark)
 	p.begin(kernel.GradWorkBytes(g.spec.headDim()))

@@ -35,6 +35,7 @@ type pass struct {
 	outs   []outputs
 	logZ   device.Mem // of each packed row, float64; empty if no backward needs it
 	blocks blocks
+	idle   bool // no loop does anything: only memory is taken, since no cotangent is other than zero
 	fault  failpoint.Fault
 	report sync.Mutex // held while progress is reported
 	steps  int        // done
@@ -205,6 +206,9 @@ func (p *pass) each(n int, largest func(l *lane), fn func(l *lane, i int)) {
 	mark := p.arena.Mark()
 	defer p.arena.Pop(mark)
 	all := p.arena.Scratch(size * int64(p.be.Threads()))
+	if p.idle {
+		return
+	}
 	p.be.Each(n, func(worker, i int) {
 		if p.fault.Hit(failpoint.Block) && p.ctx.Err() == nil {
 			fn(&lane{p.be, device.NewStack(part(all, worker, size)), p.workspace(worker)}, i)
