@@ -154,6 +154,19 @@ func momentsOf(t Tensor) []Tensor {
 // open opens a file of tensors, which must be exactly these.
 func (f *folder) open(name string, want []Tensor) (*loader.Set, error) {
 	path := filepath.Join(f.dir, name)
+	set, err := openTensors(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkNames(path, set, want); err != nil {
+		set.Close()
+		return nil, err
+	}
+	return set, nil
+}
+
+// openTensors opens a file of tensors.
+func openTensors(path string) (*loader.Set, error) {
 	set, err := loader.Open(path)
 	if err != nil {
 		e := &AdapterError{Path: path, Problem: "not a whole safetensors file", Advice: loader.Hint(err), Err: err}
@@ -161,10 +174,6 @@ func (f *folder) open(name string, want []Tensor) (*loader.Set, error) {
 			e.Problem, e.Advice = "the file is not there", "an adapter in another form, adapter_model.bin for one, has to be saved anew with PEFT"
 		}
 		return nil, e
-	}
-	if err := checkNames(path, set, want); err != nil {
-		set.Close()
-		return nil, err
 	}
 	return set, nil
 }

@@ -213,12 +213,11 @@ func (s *Set) Price(c Config, o LoadOptions) (device.Sizes, error) {
 
 // PriceOf is what [Set.Load] of a folder takes of the device, in bytes. It reads no more than headers.
 func (s *Set) PriceOf(dir string, o LoadOptions) (device.Sizes, error) {
-	f, err := openFolder(dir, s.modules, false)
+	out, err := outlineFolder("", present(dir), s.modules, o)
 	if err != nil {
 		return device.Sizes{}, fmt.Errorf("price checkpoint: %w", err)
 	}
-	defer f.close()
-	return f.plan.sizes(!o.Inference), nil
+	return out.Bytes, nil
 }
 
 // build takes the memory of a planned slot, all or nothing.
