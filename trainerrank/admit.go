@@ -152,7 +152,7 @@ func (t *TrainerRank) ask(c *call, g *ground, explain bool) (*question, error) {
 		if err != nil {
 			return nil, err
 		}
-		a, err := t.adapterOf(c.kinds[g])
+		a, err := t.adapterOf(c, c.kinds[g])
 		if err != nil {
 			return nil, err
 		}

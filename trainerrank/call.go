@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/trainerrank/engine/forward"
+	"github.com/trainerrank/engine/slots"
 )
 
 // call is one call on its way: what the caller gave, flattened and checked.
@@ -13,6 +14,7 @@ type call struct {
 	grad       forward.GradMode
 	checkpoint forward.Selection
 	progress   func(done, total int)
+	outlines   []*slots.Outline // of checkpoints that are taken for loaded
 	agree      bool             // with the other ranks on the outcome
 	retentions []Retention      // that may be used; nil: all
 	inputs     []*forward.Input // in the caller's order
@@ -118,7 +120,7 @@ func (t *TrainerRank) group(c *call, in *forward.Input) (int, error) {
 		g.Slot = in.Checkpoint.Name()
 	}
 	if !slices.Contains(c.kinds, g) {
-		if _, err := t.adapterOf(g); err != nil {
+		if _, err := t.adapterOf(c, g); err != nil {
 			return 0, err
 		}
 	}

@@ -116,7 +116,7 @@ func (t *TrainerRank) Close() {
 
 // adapterOf is the adapter that a group of requests runs on, nil for the base model. It is an error if there is none, or if a graph is to be kept
 // and nothing of it is trained.
-func (t *TrainerRank) adapterOf(g group) (*forward.Adapter, error) {
+func (t *TrainerRank) adapterOf(c *call, g group) (*forward.Adapter, error) {
 	if g == (group{}) {
 		return nil, nil
 	}
@@ -129,7 +129,7 @@ func (t *TrainerRank) adapterOf(g group) (*forward.Adapter, error) {
 		}
 		return nil, &RuntimeSupportError{fmt.Sprintf("model %s has nothing to train: it takes no adapters", t.model.Spec().Name)}
 	}
-	info, err := t.slots.Info(g.Slot)
+	info, a, err := t.checkpoint(c, g.Slot)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +140,22 @@ func (t *TrainerRank) adapterOf(g group) (*forward.Adapter, error) {
 		}
 		return nil, &SlotStateError{Slot: g.Slot, Reason: why}
 	}
-	return t.slots.Adapter(g.Slot)
+	return a, nil
+}
+
+// checkpoint is a checkpoint that is loaded, or else one that the call takes for loaded.
+func (t *TrainerRank) checkpoint(c *call, name string) (slots.Info, *forward.Adapter, error) {
+	info, err := t.slots.Info(name)
+	if err == nil {
+		a, err := t.slots.Adapter(name)
+		return info, a, err
+	}
+	for _, o := range c.outlines {
+		if o.Name == name {
+			return o.Info, o.Adapter, nil
+		}
+	}
+	return info, nil, err
 }
 
 // trainable is a model whose own parameters can be trained: they are one vector of float32.

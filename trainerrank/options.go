@@ -8,6 +8,7 @@ import (
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/forward/prefixtree"
 	"github.com/trainerrank/engine/profile"
+	"github.com/trainerrank/engine/slots"
 )
 
 // Option configures a TrainerRank.
@@ -57,6 +58,12 @@ func WithGradMode(g forward.GradMode) CallOption { return func(c *call) { c.grad
 
 // WithCheckpoint sets the selection of inputs that inherit it.
 func WithCheckpoint(s forward.Selection) CallOption { return func(c *call) { c.checkpoint = s } }
+
+// WithOutlines lets [TrainerRank.Plan] take checkpoints for loaded that are not: those of these outlines, under their names. Where one is loaded that
+// counts, and no call runs on an outline.
+func WithOutlines(list ...*slots.Outline) CallOption {
+	return func(c *call) { c.outlines = append(c.outlines, list...) }
+}
 
 // WithProgress asks for fn to be called now and then while the model runs, with the steps done and their number; of a call that is split, with packed tokens.
 func WithProgress(fn func(done, total int)) CallOption { return func(c *call) { c.progress = fn } }

@@ -493,3 +493,65 @@ func TestTrainBase(t *testing.T) {
 		})
 	}
 }
+
+// A call is planned on outlines of checkpoints as on the checkpoints themselves, and is not run on them.
+func TestPlanOnOutlines(t *testing.T) {
+	m, rank := load(t, golden.FS(t, "qwen2-tiny"), golden.Options{}, trainerrank.WithUsableBytes(1<<20))
+	defer rank.Close()
+	set := rank.Checkpoints()
+	var outlines []*slots.Outline
+	configs := map[string]slots.Config{"a": {Rank: 3, Alpha: 1, TargetPattern: slots.AllLinear}, "b": {Rank: 9, Alpha: 1, Targets: []string{"q_proj", "up_proj"}}}
+	for name, c := range configs {
+		o, err := set.OutlineNew(name, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		outlines = append(outlines, o)
+	}
+	inputs := golden.Draw(golden.Rand(5), m.Spec().Vocabulary, 9, 150)
+	for i := range inputs[:4] {
+		inputs[i].Checkpoint = forward.Checkpoint("b")
+	}
+	in := forward.Many(inputs...)
+	calls := [][]trainerrank.CallOption{{trainerrank.WithCheckpoint(forward.Checkpoint("a"))}, onA(), onA(trainerrank.WithRetentions(trainerrank.Replay))}
+	var planned []string
+	before := stateOf(m.Host)
+	for _, opts := range calls {
+		var missing *trainerrank.SlotStateError
+		if _, err := rank.Plan(t.Context(), in, opts...); !errors.As(err, &missing) {
+			t.Errorf("planned on nothing: %v", err)
+		}
+		opts = append(slices.Clip(opts), trainerrank.WithOutlines(outlines...))
+		a, err := rank.Plan(t.Context(), in, opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		planned = append(planned, a.String())
+		if _, err := rank.DPRankForward(t.Context(), in, opts...); !errors.As(err, &missing) {
+			t.Errorf("ran on an outline: %v", err)
+		}
+		unchanged(t, m.Host, before)
+	}
+	for name, c := range configs {
+		if err := rank.CreateCheckpoint(t.Context(), name, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, opts := range calls {
+		a, err := rank.Plan(t.Context(), in, opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := a.String(); got != planned[i] {
+			t.Errorf("planned on outlines:\n%son the checkpoints:\n%s", planned[i], got)
+		}
+		// What is loaded counts, whatever the outlines say.
+		other := *outlines[0]
+		other.Name = "a"
+		other.Trainable = false
+		again, err := rank.Plan(t.Context(), in, append(slices.Clip(opts), trainerrank.WithOutlines(&other))...)
+		if err != nil || again.String() != planned[i] {
+			t.Errorf("beside an outline that is not asked for: %v, %v", again, err)
+		}
+	}
+}
