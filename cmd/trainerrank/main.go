@@ -1,12 +1,13 @@
 // Command trainerrank scores token sequences with a language model inside a byte budget.
 //
-//	trainerrank score    [--model DIR] [--requests FILE.jsonl] [--budget BYTES] [--out FILE] [--summary FILE] [--record FILE] [--threads N]
-//	                     [--pricing exact|learned] [--profile FILE]
+//	trainerrank score    [--model DIR] [--requests FILE.jsonl] [--adapter NAME=DIR]... [--checkpoint NAME] [--budget BYTES] [--out FILE] [--summary FILE]
+//	                     [--record FILE] [--threads N] [--pricing exact|learned] [--profile FILE]
 //	trainerrank plan     the same flags, and --json: says what score would do, and runs nothing
+//	trainerrank plan     --grad [--rank N] [--retention stored,layer,replay] with the same flags: what a training call would take
 //	trainerrank plan     --replay FILE [--json]: plans again what a record is of, and says whether the answer is the same
 //	trainerrank load     [--model DIR] [--budget BYTES] [--queue N] [--max-chunk BYTES] [--group RANKS] [--copier NAME] [--classic] [--dry-run] [--json]
 //	                     [--threads N] [--summary FILE]: loads the tensors as they are stored, whatever their types
-//	trainerrank inspect  FILE_OR_DIR: the tensors of a model, and what is wrong with it
+//	trainerrank inspect  FILE_OR_DIR: the tensors of a model or an adapter, and what is wrong with it
 //
 // Without --model and --requests it uses a small model and requests that are built in. Results go to standard output, everything else
 // to standard error. Exit codes: 0 done, 1 failed, 2 usage, 3 refused because it does not fit,
@@ -62,7 +63,7 @@ var verbs = []struct {
 	{"score", "score requests with a model", (*tool).score},
 	{"plan", "say what score would do, and run nothing", (*tool).plan},
 	{"load", "bring the tensors of a model into memory, inside a budget", (*tool).load},
-	{"inspect", "list the tensors of a model, and what is wrong with it", (*tool).inspect},
+	{"inspect", "list the tensors of a model or an adapter, and what is wrong with it", (*tool).inspect},
 }
 
 func main() {

@@ -54,13 +54,20 @@ func (s *session) printPlan() error {
 		fmt.Fprintf(w, "layout\t%s, %d shared, depth %d\n", count(len(l.Spans), "segment"), len(l.Decisions), l.Depth)
 	}
 	fmt.Fprintf(w, "weights\t%s\n", showSize(s.sum.WeightsBytes))
-	for p, n := range a.Shares {
-		if n > 0 {
+	for p, n := range s.held() {
+		switch {
+		case n == 0:
+		case device.Purpose(p) == device.Adapters:
+			fmt.Fprintf(w, "%s\t%s: %s\n", device.Adapters, showSize(n), s.adapterNames())
+		default:
 			fmt.Fprintf(w, "%s\t%s\n", device.Purpose(p), showSize(n))
 		}
 	}
-	if call := a.Shares.Total(); s.staging > call {
+	if rest := s.held().Total(); s.staging > rest {
 		fmt.Fprintf(w, "in flight\t%s while loading, more than the call needs\n", showSize(s.staging))
+	}
+	if s.grad {
+		fmt.Fprintf(w, "retention\t%s\n", a.Retention)
 	}
 	fmt.Fprintf(w, "predicted peak\t%s, %s\n", showSize(a.PredictedPeakBytes), a.Basis)
 	fmt.Fprintf(w, "usable\t%s\n", showSize(a.UsableLimitBytes))
@@ -71,16 +78,24 @@ func (s *session) printPlan() error {
 	return s.printRungs(s.stdout)
 }
 
-// printRungs is a table of what was tried: how many subforwards, laid out how, and what that needs, weights included.
+// printRungs is a table of what was tried: how many subforwards, laid out how, keeping what if that was tried several ways, and what that needs, weights and adapters included.
 func (s *session) printRungs(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	if len(s.admit.Rungs) > 0 {
-		fmt.Fprintln(w, "subforwards\tlayout\tneeds")
+	rungs := s.admit.Rungs
+	several := slices.ContainsFunc(rungs, func(r trainerrank.Rung) bool { return r.Retention != rungs[0].Retention })
+	column := func(text string) string {
+		if several {
+			return text + "\t"
+		}
+		return ""
 	}
-	for i := range s.admit.Rungs {
-		r := &s.admit.Rungs[i]
+	if len(rungs) > 0 {
+		fmt.Fprintf(w, "subforwards\tlayout\t%sneeds\n", column("retention"))
+	}
+	for i := range rungs {
+		r := &rungs[i]
 		if i > 0 { // both layouts are tried, also if they are the same
-			if p := &s.admit.Rungs[i-1]; p.TotalBytes == r.TotalBytes && slices.EqualFunc(p.Chunks, r.Chunks, slices.Equal) {
+			if p := &rungs[i-1]; p.TotalBytes == r.TotalBytes && p.Retention == r.Retention && slices.EqualFunc(p.Chunks, r.Chunks, slices.Equal) {
 				continue
 			}
 		}
@@ -91,7 +106,7 @@ func (s *session) printRungs(out io.Writer) error {
 		if over := r.TotalBytes - s.admit.UsableLimitBytes; over > 0 {
 			verdict = fmt.Sprintf("%d too many", over)
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s%d bytes: %s\n", r.Count, layout, least, r.TotalBytes, verdict)
+		fmt.Fprintf(w, "%d\t%s\t%s%s%d bytes: %s\n", r.Count, layout, column(string(r.Retention)), least, r.TotalBytes, verdict)
 	}
 	return w.Flush()
 }

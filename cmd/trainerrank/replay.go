@@ -21,7 +21,7 @@ func (s *session) writeRecord(ctx context.Context) error {
 		return err
 	}
 	if recorded := s.planned.Admission().Verdict; recorded != s.admit.Verdict {
-		fmt.Fprintf(s.stderr, "note: the record is of the call alone, which fits beside the weights (%s); what does not fit is to read them\n", recorded)
+		fmt.Fprintf(s.stderr, "note: the record is of the call alone, which would fit (%s), but %s\n", recorded, s.noRoom())
 	}
 	return nil
 }

@@ -18,15 +18,21 @@ import (
 	"github.com/trainerrank/engine/forward/transformer"
 	"github.com/trainerrank/engine/internal/builtin"
 	"github.com/trainerrank/engine/profile"
+	"github.com/trainerrank/engine/slots"
 	"github.com/trainerrank/engine/trainerrank"
 )
 
 // options are the flags of score and plan.
 type options struct {
 	model, requests, out, summary, pricing, profile, record, replay string
+	adapters                                                        []named
+	checkpoint                                                      string // default for requests that name none; "": the base model
 	budget                                                          int64
 	threads                                                         int
 	grad, json                                                      bool
+	retention                                                       string
+	retentions                                                      []trainerrank.Retention // nil: all
+	rankOf                                                          int                     // of a fresh adapter
 }
 
 func (t *tool) flags(verb string, args []string) (*options, error) {
@@ -34,7 +40,7 @@ func (t *tool) flags(verb string, args []string) (*options, error) {
 	fs := flag.NewFlagSet(verb, flag.ContinueOnError)
 	fs.StringVar(&o.model, "model", "", "model folder, or builtin:NAME (default builtin:"+builtin.Default+")")
 	fs.StringVar(&o.requests, "requests", "", "file of requests, one JSON object a line; - is standard input (default: those of the built-in model)")
-	fs.Func("budget", "capacity of the arena for weights, outputs and activations: bytes, or a number with KiB, MiB, GiB, KB, MB, GB (default: what the process may use)", func(s string) (err error) {
+	fs.Func("budget", "capacity of the arena for weights, adapters, outputs and activations: bytes, or a number with KiB, MiB, GiB, KB, MB, GB (default: what the process may use)", func(s string) (err error) {
 		o.budget, err = parseSize(s)
 		return err
 	})
@@ -50,10 +56,14 @@ func (t *tool) flags(verb string, args []string) (*options, error) {
 	fs.StringVar(&o.profile, "profile", "", profiles)
 	fs.IntVar(&o.threads, "threads", 0, "worker threads (default: one per usable CPU)")
 	fs.StringVar(&o.out, "out", "", "file for the answers, written whole or not at all; - is standard output (the default)")
+	fs.Func("adapter", "NAME=DIR: load a LoRA adapter, as PEFT or the engine saved it, for requests whose checkpoint is NAME; may be given several times", o.addAdapter)
+	fs.StringVar(&o.checkpoint, "checkpoint", "", "adapter for requests that name none (default: the base model)")
 	if verb == "plan" {
 		fs.BoolVar(&o.json, "json", false, "print the admission as JSON")
 		fs.StringVar(&o.replay, "replay", "", "instead of planning a call: answer the question of a record again, and say whether the answer is the same")
-		fs.BoolVar(&o.grad, "grad", false, "plan a call that keeps graphs for a backward")
+		fs.BoolVar(&o.grad, "grad", false, "plan a call that keeps graphs for a backward, with what it takes to train the adapters that it uses, or a fresh one if none is given")
+		fs.IntVar(&o.rankOf, "rank", defaultRank, "with --grad and without --adapter: rank of the fresh adapter, on every projection")
+		fs.StringVar(&o.retention, "retention", "", "with --grad: what graphs may keep, some of stored, layer, replay with commas between them, in the order in which they are tried (default: all)")
 	}
 	if err := t.parse(fs, args, 0, ""); err != nil {
 		return nil, err
@@ -69,6 +79,11 @@ func (t *tool) flags(verb string, args []string) (*options, error) {
 			return nil, &usageError{fmt.Sprintf("%s: --replay and --%s", verb, other), "a record holds all that its plan depends on: give --replay alone, or with --json"}
 		}
 		return o, nil
+	}
+	given := map[string]bool{}
+	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	if err := o.checkAdapters(verb, func(name string) bool { return given[name] }); err != nil {
+		return nil, err
 	}
 	switch {
 	case o.pricing != exactPricing && o.pricing != learnedPricing:
@@ -116,6 +131,7 @@ type summary struct {
 	ObservedPeakBytes   int64               `json:"observed_peak_bytes"`
 	UsableLimitBytes    int64               `json:"usable_limit_bytes"`
 	WeightsBytes        int64               `json:"weights_bytes"`
+	AdaptersBytes       int64               `json:"adapters_bytes,omitzero"` // with what trains them
 	Basis               trainerrank.Basis   `json:"basis"`
 	Kernel              string              `json:"kernel"`
 	Threads             int                 `json:"threads"`
@@ -128,20 +144,22 @@ type summary struct {
 type session struct {
 	*options
 	*tool
-	verb    string
-	file    string // what the requests are in, for messages
-	reqs    []request
-	inputs  forward.Inputs
-	backend *kernel.Host
-	model   *transformer.Model
-	dev     *device.Host
-	rank    *trainerrank.TrainerRank
-	admit   *trainerrank.Admission
-	planned *trainerrank.Record
-	missed  *trainerrank.Record // of the plan, if it was wrong
-	known   *profile.Profile    // what was learned before; empty if prices are exact
-	staging int64               // bytes in flight while loading
-	sum     summary
+	verb     string
+	file     string // what the requests are in, for messages
+	reqs     []request
+	inputs   forward.Inputs
+	backend  *kernel.Host
+	model    *transformer.Model
+	dev      *device.Host
+	outlines []*slots.Outline // of the adapters
+	resident device.Sizes     // what they take
+	rank     *trainerrank.TrainerRank
+	admit    *trainerrank.Admission
+	planned  *trainerrank.Record
+	missed   *trainerrank.Record // of the plan, if it was wrong
+	known    *profile.Profile    // what was learned before; empty if prices are exact
+	staging  int64               // bytes in flight while loading
+	sum      summary
 }
 
 // open reads requests, configuration and headers, and plans the call. It reads no weights.
@@ -291,34 +309,38 @@ func (s *session) locate(err error) error {
 	hint := "tokens and labels are ids of this model's own tokenizer; -100 is no label"
 	var slot *trainerrank.SlotStateError
 	if errors.As(err, &slot) {
-		if slot.Slot == "" { // of the call, not of this request
-			return &hinted{fmt.Errorf("%s: %w", s.verb, slot), "leave --grad out"}
+		hint = s.whichAdapters()
+		if slot.Slot == "" {
+			hint = "name one of the adapters as its checkpoint, or with --checkpoint for all that name none"
+			if len(s.adapters) == 0 {
+				hint = "leave its checkpoint out: requests that name none train the fresh adapter"
+			}
 		}
-		hint = "the command has no checkpoints beside the base model: leave the field out"
 	}
 	return &lineError{file: s.file, line: s.reqs[in.Index].line, text: in.Err.Error(), hint: hint}
 }
 
-// plan prices the call and the load together, against the capacity of a fresh arena, and refuses what does not fit.
+// plan prices the call, the adapters and the load together, against the capacity of a fresh arena, and refuses what does not fit.
 func (s *session) plan(ctx context.Context) (err error) {
 	if s.dev, err = device.NewHost(s.budget); err != nil {
 		return err
 	}
 	s.noteOverstated(s.budget)
-	w := s.model.WeightBytes()
-	// With weights that do not fit there is no room to plan in; the call is planned all the same, for the numbers of the refusal.
+	if err := s.outline(); err != nil {
+		return err
+	}
+	w, adapters := s.model.WeightBytes(), s.resident.Total()
+	// With weights or adapters that do not fit there is no room to plan in; the call is planned all the same, for the numbers of the refusal.
 	limit, model := s.dev.Capacity(), forward.Model(s.model)
 	if s.pricing == learnedPricing {
 		limit, model = profile.Usable(limit, limit), trainerrank.Opaque(model) // what is not used stands for what estimates do not see
 	}
 	room := limit - w
-	opts := []trainerrank.Option{trainerrank.WithDevice(s.dev), trainerrank.WithProfile(s.known)}
+	opts := []trainerrank.Option{trainerrank.WithDevice(s.dev), trainerrank.WithProfile(s.known), trainerrank.WithUsableBytes(max(0, room-adapters))}
 	if s.dev.Capacity() >= w {
 		if err := s.model.Place(s.dev); err != nil {
 			return err
 		}
-	} else {
-		opts = append(opts, trainerrank.WithUsableBytes(0))
 	}
 	if s.record != "" {
 		opts = append(opts, trainerrank.WithRecords(func(r *trainerrank.Record) { s.planned = r }),
@@ -327,42 +349,39 @@ func (s *session) plan(ctx context.Context) (err error) {
 	if s.rank, err = trainerrank.New(model, opts...); err != nil {
 		return err
 	}
-	var call []trainerrank.CallOption
-	if s.grad {
-		call = append(call, trainerrank.WithGradMode(forward.WithGrad))
-	}
-	a, err := s.rank.Plan(ctx, s.inputs, call...)
+	a, err := s.rank.Plan(ctx, s.inputs, s.callOptions(trainerrank.WithOutlines(s.outlines...))...)
 	if err != nil {
 		return s.locate(err)
 	}
 	s.admit = a
-	// While it loads, the arena holds bytes in flight where the call's will be: as many as the call needs, if that is enough to read at all.
-	s.staging = s.model.Staging(a.PredictedPeakBytes)
-	need := max(a.PredictedPeakBytes, s.staging)
+	// While weights are loaded, the arena holds bytes in flight where adapters and the call will be: as many as these need, if that is enough to read at all.
+	beside := adapters + a.PredictedPeakBytes
+	s.staging = s.model.Staging(beside)
+	need := max(beside, s.staging)
 	least := s.model.MinStaging()
 	if need > room {
 		a.Verdict = trainerrank.Refused
 	}
-	if least > room {
+	if max(least, adapters) > room {
 		a.LargestPrefix = 0
 	}
 	// The rank speaks of the call alone; here everything counts against one budget.
-	a.PredictedPeakBytes, a.SmallestBudgetBytes, a.UsableLimitBytes = w+need, w+max(a.SmallestBudgetBytes, least), limit
+	a.PredictedPeakBytes, a.SmallestBudgetBytes, a.UsableLimitBytes = w+need, w+max(adapters+a.SmallestBudgetBytes, least), limit
 	if s.pricing == learnedPricing {
 		a.SmallestBudgetBytes = profile.Total(a.SmallestBudgetBytes)
 	}
 	for i := range a.Rungs {
 		r := &a.Rungs[i]
-		r.TotalBytes = w + max(r.TotalBytes, least)
+		r.TotalBytes = w + max(adapters+r.TotalBytes, least)
 		r.Fits = r.TotalBytes <= a.UsableLimitBytes && r.Layout != ""
 		for j := range r.Required {
-			r.Required[j] += w
+			r.Required[j] += w + adapters
 		}
 	}
 	s.sum = summary{
 		Verdict: a.Verdict, Requests: len(s.reqs), LogicalTokens: a.LogicalTokens, PackedTokens: a.PackedTokens,
 		SubforwardCount: len(a.SubforwardRequestIndices), PredictedPeakBytes: a.PredictedPeakBytes, UsableLimitBytes: a.UsableLimitBytes,
-		WeightsBytes: w, Basis: a.Basis, Kernel: s.backend.Name(), Threads: s.backend.Threads(),
+		WeightsBytes: w, AdaptersBytes: adapters, Basis: a.Basis, Kernel: s.backend.Name(), Threads: s.backend.Threads(),
 		SmallestBudgetBytes: a.SmallestBudgetBytes, LargestPrefix: a.LargestPrefix,
 	}
 	return nil
@@ -380,13 +399,21 @@ func (s *session) refusal() error {
 	}
 	why := a.Refusal()
 	if a.Reason == "" {
-		why = "unable to find a feasible split (there is no room to read the weights through)"
+		why = fmt.Sprintf("unable to find a feasible split (%s)", s.noRoom())
 	}
 	return &refusedError{&hinted{
-		fmt.Errorf("%s: refused before anything ran: %s: the call is predicted to need %s and may use %s (weights %d)",
-			s.verb, why, showSize(a.PredictedPeakBytes), showSize(a.UsableLimitBytes), s.sum.WeightsBytes),
+		fmt.Errorf("%s: refused before anything ran: %s: the call is predicted to need %s and may use %s (weights %d%s)",
+			s.verb, why, showSize(a.PredictedPeakBytes), showSize(a.UsableLimitBytes), s.sum.WeightsBytes, s.adapterBytes(", adapters %d")),
 		fmt.Sprintf("give --budget %d, or smaller requests or fewer outputs; %s", a.SmallestBudgetBytes, fits),
 	}}
+}
+
+// noRoom is what does not fit where the call alone would.
+func (s *session) noRoom() string {
+	if s.sum.WeightsBytes+s.sum.AdaptersBytes > s.sum.UsableLimitBytes && s.sum.AdaptersBytes > 0 {
+		return "there is no room for the adapters beside the weights"
+	}
+	return "there is no room to read the weights through"
 }
 
 // damaged gives a fault in a model folder a hint, if it has none of its own.
@@ -407,6 +434,9 @@ func (e *hinted) Hint() string  { return e.hint }
 func (e *hinted) Unwrap() error { return e.error }
 
 func (s *session) close() {
+	if s.rank != nil {
+		s.rank.Close()
+	}
 	if s.model != nil {
 		s.model.Close()
 	}
@@ -465,8 +495,8 @@ func (t *tool) score(ctx context.Context, args []string) error {
 	if s.admit.Basis == trainerrank.Cold {
 		fmt.Fprintln(t.stderr, "note: nothing like this call was observed yet: its price is a guess by the size of the model, and it may need much more")
 	}
-	fmt.Fprintf(t.stderr, "plan: %s, %d tokens packed into %d, %s: %s predicted, %s usable, kernel %s, %s\n", count(s.sum.Requests, "request"),
-		s.sum.LogicalTokens, s.sum.PackedTokens, how, showSize(s.sum.PredictedPeakBytes), showSize(s.sum.UsableLimitBytes), s.sum.Kernel, count(s.sum.Threads, "thread"))
+	fmt.Fprintf(t.stderr, "plan: %s, %d tokens packed into %d, %s: %s predicted, %s usable%s, kernel %s, %s\n", count(s.sum.Requests, "request"),
+		s.sum.LogicalTokens, s.sum.PackedTokens, how, showSize(s.sum.PredictedPeakBytes), showSize(s.sum.UsableLimitBytes), s.adapterBytes(", %d bytes of adapters"), s.sum.Kernel, count(s.sum.Threads, "thread"))
 
 	bar := newProgress(t.stderr, "load")
 	err = s.model.Load(ctx, s.staging, func(done, total int64) { bar.at(done, total, "bytes") })
@@ -475,10 +505,13 @@ func (t *tool) score(ctx context.Context, args []string) error {
 		return err
 	}
 	s.notes()
+	if err := s.loadAdapters(ctx); err != nil {
+		return err
+	}
 
 	bar = newProgress(t.stderr, "score")
 	start := time.Now()
-	res, err := s.rank.DPRankForward(ctx, s.inputs, trainerrank.WithProgress(func(done, total int) { bar.at(int64(done), int64(total), "steps") }))
+	res, err := s.rank.DPRankForward(ctx, s.inputs, s.callOptions(trainerrank.WithProgress(func(done, total int) { bar.at(int64(done), int64(total), "steps") }))...)
 	bar.end()
 	// Also after a failure: what ran out of memory must not be tried again with as much.
 	unsaved := errors.Join(s.writeProfile(ctx), s.writeMiss(ctx))

@@ -242,6 +242,16 @@ func (s script) do(command string, input []string) []string {
 		copyModel(s, args[1])
 	case "shards": // DIR: the built-in model in three files with an index
 		shardModel(s, args[1])
+	case "adapter": // DIR RANK: an adapter of the built-in model, as PEFT would save it
+		rank, err := strconv.Atoi(args[2])
+		must(err)
+		makeAdapter(s, args[1], rank, 0)
+	case "checkpoint": // DIR RANK STEPS: one that the engine trained and saved
+		rank, err := strconv.Atoi(args[2])
+		must(err)
+		steps, err := strconv.Atoi(args[3])
+		must(err)
+		makeAdapter(s, args[1], rank, steps)
 	case "lines": // each line of the input alone, as the third line of a request file: place and problem of the error
 		return s.lines(input)
 	case "damage": // MODEL VERB [quiet]: each line is a list of changes, with ; between them, to a fresh copy of the model
