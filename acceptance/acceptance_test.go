@@ -163,6 +163,11 @@ func TestReportIsSelfContained(t *testing.T) {
 	if n := strings.Count(string(r.page), "<polygon"); n < 20 {
 		t.Errorf("only %d areas are drawn", n)
 	}
+	for what, n := range map[string]int{">backward</text>": 8, ">plan</text>": 20, "</i>retained</span>": 1, "</i>ballast</span>": 1, "split into 2</text>": 4, ", replay</text>": 2} {
+		if got := strings.Count(string(r.page), what); got < n {
+			t.Errorf("the page has %q %d times, less than %d", what, got, n)
+		}
+	}
 }
 
 // checkPage checks that a page is well formed and refers to nothing.
@@ -232,7 +237,7 @@ func TestReportOfFailures(t *testing.T) {
 // What is not built is a usage error and no gate.
 func TestUsage(t *testing.T) {
 	for _, args := range [][]string{
-		{"--pricing", "learned"}, {"--pricing", "guessed"}, {"--device", "cuda:0"}, {"--phase", "retention"},
+		{"--pricing", "learned"}, {"--pricing", "guessed"}, {"--device", "cuda:0"}, {"--phase", "cost-calibrate"},
 		{"--pressure", "none"}, {"--requests", "1"}, {"--tokens", "2"}, {"--capacity", "-1"}, {"--capacity", "much"}, {"more"}, {"--unknown"},
 	} {
 		var stdout, stderr bytes.Buffer

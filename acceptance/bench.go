@@ -82,8 +82,8 @@ func (b *bench) openModel(threads int) (*transformer.Model, error) {
 const ample = 1 << 50
 
 // priceOn plans a call on an empty device of usable bytes. Arms do that with a twin of the model that never runs, so that the model under
-// test stays cold.
-func priceOn(ctx context.Context, m forward.Model, in forward.Inputs, usable int64) (*trainerrank.Admission, error) {
+// test stays cold. With options it is a call that trains: see [training].
+func priceOn(ctx context.Context, m forward.Model, in forward.Inputs, usable int64, opts ...trainerrank.CallOption) (*trainerrank.Admission, error) {
 	nowhere, err := device.NewHost(ample)
 	if err != nil {
 		return nil, err
@@ -92,12 +92,18 @@ func priceOn(ctx context.Context, m forward.Model, in forward.Inputs, usable int
 	if err != nil {
 		return nil, err
 	}
-	return rank.Plan(ctx, in)
+	defer rank.Close()
+	if len(opts) > 0 {
+		if err := rank.CreateCheckpoint(ctx, policy, policyConfig); err != nil {
+			return nil, err
+		}
+	}
+	return rank.Plan(ctx, in, opts...)
 }
 
 // smallest is the smallest number of usable bytes with which a call is admitted: what its refusal with nothing says.
-func smallest(ctx context.Context, m forward.Model, in forward.Inputs) (int64, error) {
-	a, err := priceOn(ctx, m, in, 0)
+func smallest(ctx context.Context, m forward.Model, in forward.Inputs, opts ...trainerrank.CallOption) (int64, error) {
+	a, err := priceOn(ctx, m, in, 0, opts...)
 	if err != nil {
 		return 0, err
 	}
@@ -176,6 +182,17 @@ type spy struct {
 	mu        sync.Mutex
 }
 
+// watched is a graph whose backward is watched.
+type watched struct {
+	forward.Graph
+	record *recorder
+}
+
+// Backward runs it.
+func (w watched) Backward(ctx context.Context, arena device.Arena, grads []forward.OutputGrad) (device.Mem, error) {
+	return w.Graph.Backward(ctx, &tap{arena, w.record}, grads)
+}
+
 // Forward runs a batch, or fails.
 func (s *spy) Forward(ctx context.Context, batch *forward.Batch) (*forward.Pass, error) {
 	i := s.forwards
@@ -185,12 +202,16 @@ func (s *spy) Forward(ctx context.Context, batch *forward.Batch) (*forward.Pass,
 			return nil, err
 		}
 	}
-	if s.record != nil {
-		watched := *batch
-		watched.Arena = &tap{batch.Arena, s.record}
-		batch = &watched
+	if s.record == nil {
+		return s.Model.Forward(ctx, batch)
 	}
-	return s.Model.Forward(ctx, batch)
+	tapped := *batch
+	tapped.Arena = &tap{batch.Arena, s.record}
+	pass, err := s.Model.Forward(ctx, &tapped)
+	if err == nil && pass.Graph != nil {
+		pass.Graph = watched{pass.Graph, s.record}
+	}
+	return pass, err
 }
 
 // Rehearse says what a batch needs.
@@ -209,12 +230,16 @@ type outcome struct {
 	digests  []string // of the outputs, in the caller's order; nil if there are none
 	tel      trainerrank.Telemetry
 	usable   int64 // bytes that were free before
-	observed int64 // the most bytes in use during the call, beside those before: by the device, not by the telemetry
-	taken    int64 // the most bytes allocated during the call, beside those before
-	live     int64 // bytes that the unreleased result keeps allocated
+	observed int64 // the most bytes in use during the call and its backward, beside those before: by the device, not by the telemetry
+	told     int64 // the same as the result says
+	taken    int64 // the most bytes allocated, beside those before
+	kept     int64 // bytes that the unreleased result has in use after its forward
+	live     int64 // bytes that the unreleased result keeps allocated, after its backward if there was one
 	forwards int   // that were run
 	changed  bool  // the device's counters differ from those before, after the result was released
 	refusal  *trainerrank.MemoryError
+	trained               // what became of its backward
+	planned  device.Sizes // what it was to use, if it is drawn
 }
 
 // call runs a call, reads its outputs and releases it. With a title it is drawn.
@@ -223,11 +248,17 @@ func (l *lab) call(title string, rank *trainerrank.TrainerRank, in forward.Input
 }
 
 func (l *lab) callIn(ctx context.Context, title string, rank *trainerrank.TrainerRank, in forward.Inputs, opts ...trainerrank.CallOption) *outcome {
+	return l.callAnd(ctx, title, rank, in, nil, opts...)
+}
+
+// callAnd does something with the result before it is released: a backward.
+func (l *lab) callAnd(ctx context.Context, title string, rank *trainerrank.TrainerRank, in forward.Inputs, and func(*trainerrank.Result, *outcome), opts ...trainerrank.CallOption) *outcome {
 	o := new(outcome)
 	l.model.forwards = 0
 	before := l.dev.Stats()
 	o.usable = l.dev.Free()
 	l.dev.ResetPeak()
+	asked := opts
 	if title != "" {
 		l.model.record = newRecorder(l.dev)
 		defer func() { l.model.record = nil }()
@@ -235,29 +266,41 @@ func (l *lab) callIn(ctx context.Context, title string, rank *trainerrank.Traine
 		opts = append([]trainerrank.CallOption{trainerrank.WithProgress(func(int, int) { l.model.record.sample() })}, opts...)
 	}
 	res, err := rank.DPRankForward(ctx, in, opts...)
-	if title != "" {
-		l.model.record.end()
-	}
 	o.err = err
 	errors.As(err, &o.refusal)
+	o.forwards = l.model.forwards
 	if res != nil {
 		o.digests = digests(res.Outputs.Flat())
 		o.tel = res.Telemetry
+		o.kept = l.dev.Stats().TotalInUse() - before.TotalInUse()
+		if and != nil {
+			if title != "" {
+				l.model.record.backward()
+			}
+			and(res, o)
+		}
+		o.told = res.ObservedPeakBytes()
 	} else if last, err := rank.LastForwardTelemetry(); err == nil {
 		o.tel = last
 	}
-	peak := l.dev.Stats()
-	o.observed = peak.PeakInUse - before.TotalInUse()
-	o.taken = peak.PeakAllocated - before.Allocated
-	o.live = peak.Allocated - before.Allocated
-	o.forwards = l.model.forwards
 	if title != "" {
-		l.trace.Calls = append(l.trace.Calls, l.model.record.trace(title, o))
+		l.model.record.end()
 	}
+	after := l.dev.Stats()
+	o.observed = after.PeakInUse - before.TotalInUse()
+	o.taken = after.PeakAllocated - before.Allocated
+	o.live = after.Allocated - before.Allocated
 	if res != nil {
 		res.Release()
 	}
 	o.changed = counters(l.dev.Stats()) != counters(before)
+	if title != "" {
+		// The plan is that of the call, unless the memory that there is has changed meanwhile.
+		if a, err := rank.Plan(l, in, asked...); err == nil && a.PredictedPeakBytes == o.tel.PredictedPeakBytes {
+			o.planned = a.Shares
+		}
+		l.trace.Calls = append(l.trace.Calls, l.model.record.trace(title, o))
+	}
 	return o
 }
 

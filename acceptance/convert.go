@@ -42,26 +42,37 @@ const (
 // conversion is an arm of the phases that split: a workload and what it needs whole.
 type conversion struct {
 	*lab
+	job                      // its inputs, and cotangents for those of a call that trains
 	twin  *transformer.Model // never run, for prices
 	in    forward.Inputs
-	list  []forward.Input
-	whole int64 // bytes that the unsplit call needs
+	opts  []trainerrank.CallOption // of a call that trains
+	whole int64                    // bytes that the unsplit call needs
 }
 
-// conversion prices the workload and loads the model.
-func (b *bench) conversion() (*conversion, error) {
+// conversion prices the workload and loads the model. With options the call is one that trains: see [training].
+func (b *bench) conversion(opts ...trainerrank.CallOption) (*conversion, error) {
 	twin, err := b.openModel(b.Threads)
 	if err != nil {
 		return nil, err
 	}
-	c := &conversion{twin: twin, list: workload(twin.Spec().Vocabulary, b.Requests, b.Tokens)}
+	c := &conversion{twin: twin, opts: opts}
+	c.list = workload(twin.Spec().Vocabulary, b.Requests, b.Tokens)
 	c.in = forward.Many(c.list...)
-	a, err := priceOn(b, twin, c.in, ample)
+	a, err := priceOn(b, twin, c.in, ample, opts...)
 	if err != nil {
 		return nil, err
 	}
 	c.whole = a.PredictedPeakBytes
-	c.lab, err = b.lab(b.Threads, c.whole)
+	need := c.whole
+	if len(opts) > 0 {
+		c.grads = cotangents(random(3), twin.Spec(), c.list)
+		bytes, err := policyBytes(twin)
+		if err != nil {
+			return nil, err
+		}
+		need += 2 * bytes // there may be two ranks
+	}
+	c.lab, err = b.lab(b.Threads, need)
 	return c, err
 }
 
@@ -101,7 +112,7 @@ func (c *conversion) converts(o *outcome, usable int64, want []string) error {
 
 // packed is the number of tokens of the unsplit call.
 func (c *conversion) packed() int {
-	a, err := priceOn(c, c.twin, c.in, ample)
+	a, err := priceOn(c, c.twin, c.in, ample, c.opts...)
 	if err != nil {
 		return 0
 	}
@@ -110,7 +121,7 @@ func (c *conversion) packed() int {
 
 // rungs notes what was tried with so many usable bytes, in that order.
 func (c *conversion) rungs(usable int64) error {
-	a, err := priceOn(c, c.twin, c.in, usable)
+	a, err := priceOn(c, c.twin, c.in, usable, c.opts...)
 	if err != nil {
 		return err
 	}
@@ -129,13 +140,16 @@ func (c *conversion) rungs(usable int64) error {
 }
 
 // refused gates a call that is to be refused with usable bytes. Nothing of it may run, and nothing may be taken.
-func (b *bench) refused(o *outcome, usable int64) {
-	b.equal(gateRefused, 1, count(o.refusal != nil))
-	b.equal(gateForwards, 0, int64(o.forwards))
-	b.equal(gateNothing, 0, o.taken)
-	b.gate(wording(o.err).none(gateWording))
-	b.gate(contradictions(o, usable).none(gateFields))
-	b.equal(gateCounters, 0, count(o.changed))
+func (b *bench) refused(o *outcome, usable int64) { b.refusedAs("", o, usable) }
+
+// refusedAs is the same with something in front of the names of the gates.
+func (b *bench) refusedAs(prefix string, o *outcome, usable int64) {
+	b.equal(prefix+gateRefused, 1, count(o.refusal != nil))
+	b.equal(prefix+gateForwards, 0, int64(o.forwards))
+	b.equal(prefix+gateNothing, 0, o.taken)
+	b.gate(wording(o.err).none(prefix + gateWording))
+	b.gate(contradictions(o, usable).none(prefix + gateFields))
+	b.equal(prefix+gateCounters, 0, count(o.changed))
 }
 
 // wording counts what a refusal must say and does not, and what it must not say and does.

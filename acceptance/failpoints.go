@@ -422,7 +422,7 @@ func firstOfAll(b *bench) error {
 		return err
 	}
 	list := workload(m.Spec().Vocabulary, b.Requests, b.Tokens)
-	f := &failing{conversion: &conversion{lab: &lab{bench: b, dev: dev, model: &spy{Model: m}}, in: forward.Many(list...), list: list}}
+	f := &failing{conversion: &conversion{lab: &lab{bench: b, dev: dev, model: &spy{Model: m}}, in: forward.Many(list...), job: job{list: list}}}
 	var firsts int64
 	first := func(what string, err error, p failpoint.Point, hit int, as any) {
 		firsts += count(failed(err, p, hit))

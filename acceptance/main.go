@@ -11,7 +11,7 @@
 // again with the arm's name. An arm reports numbers; the verdicts on them are given here. What is printed is a table of gates: name, bound,
 // observed, verdict. Exit codes: 0 every gate holds, 1 one does not, 2 usage.
 //
-// Arms with gradients (the training arms of split-conversion, retention) and arms that need a learned price or another device are not built. They are listed by --help, and asking for one is a usage error: none passes as a gate.
+// What needs a learned price or another device, and cost-calibrate, are not built. They are listed by --help, and asking for one is a usage error: none passes as a gate.
 package main
 
 import (
@@ -53,8 +53,8 @@ type config struct {
 }
 
 const notBuilt = `
-not built (they need a backward, or an observed price):
-  split-conversion ballast training; retention; cost-calibrate; --pricing learned; --device cuda:N
+not built:
+  cost-calibrate; --pricing learned; --device cuda:N
 `
 
 func main() {

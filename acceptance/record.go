@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/trainerrank"
 )
 
 // Trace is what the device held over time in the calls of an arm.
@@ -22,6 +23,8 @@ type CallTrace struct {
 	Usable   int64        `json:"usable"`
 	Observed int64        `json:"observed"` // peak by the device's counters; of a refusal 0
 	Came     int64        `json:"came"`     // ballast that others put on the device during the call; it is in no sample
+	Planned  device.Sizes `json:"planned"`  // the predicted peak by purpose; zero if that is not known
+	Backward int64        `json:"backward"` // microseconds after which the backward began; 0 if there was none
 	Refused  bool         `json:"refused"`
 	Samples  []Sample     `json:"samples"`
 }
@@ -45,6 +48,7 @@ type recorder struct {
 	stop chan struct{}
 	done chan struct{}
 	took time.Duration // once it has ended
+	back time.Duration // when the backward began; 0: not at all
 
 	mu      sync.Mutex
 	start   time.Time
@@ -85,6 +89,12 @@ func (r *recorder) sample() {
 	r.samples = append(r.samples, s)
 }
 
+// backward notes that the forward is over.
+func (r *recorder) backward() {
+	r.sample()
+	r.back = time.Since(r.start)
+}
+
 // end ends the recording.
 func (r *recorder) end() {
 	close(r.stop)
@@ -95,7 +105,7 @@ func (r *recorder) end() {
 
 // trace is what was recorded, after its end.
 func (r *recorder) trace(title string, o *outcome) CallTrace {
-	c := CallTrace{Title: title, Base: r.base, Admitted: o.tel.PredictedPeakBytes, Usable: o.tel.UsableLimitBytes, Observed: o.observed}
+	c := CallTrace{Title: title, Base: r.base, Admitted: o.tel.PredictedPeakBytes, Usable: o.tel.UsableLimitBytes, Observed: o.observed, Planned: o.planned, Backward: r.back.Microseconds()}
 	for _, s := range r.samples {
 		c.Came = max(c.Came, s.InUse[device.Ballast])
 	}
@@ -119,6 +129,9 @@ func (r *recorder) trace(title string, o *outcome) CallTrace {
 		c.Verdict = "whole"
 	default:
 		c.Verdict = fmt.Sprintf("split into %d", o.tel.SubforwardCount)
+	}
+	if k := o.tel.Retention; o.err == nil && k != trainerrank.Stored && k != "" {
+		c.Verdict += ", " + string(k)
 	}
 	// The last one says how long it took.
 	last := r.samples[len(r.samples)-1].InUse

@@ -20,9 +20,10 @@ var colours = [device.NumPurposes]string{
 
 // The sizes of a panel, in pixels of the page, and how many are side by side.
 const (
-	panelWidth, panelHeight = 356, 258
+	panelWidth, panelHeight = 356, 272
 	plotLeft, plotTop       = 58, 62
-	plotWidth, plotHeight   = 280, 132
+	plotWidth, plotHeight   = 262, 132
+	planLeft, planWidth     = 332, 12 // of the planned peak, beside the plot
 	across                  = 3
 )
 
@@ -52,7 +53,7 @@ svg { max-width: 100%; height: auto; } svg text { font: 11px system-ui, sans-ser
 {{range .Rows}}<tr{{if .First}} class="first"{{end}}><td class="arm">{{if .First}}{{.Arm}}{{end}}</td><td>{{.Name}}{{if and (not .Holds) .Why}}<div class="why">{{.Why}}</div>{{end}}</td><td class="n">{{.Op}} {{bytes .Bound}}</td><td class="n">{{bytes .Observed}}</td><td><span class="{{if .Holds}}holds{{else}}fails{{end}}">{{if .Holds}}holds{{else}}FAILS{{end}}</span></td></tr>
 {{end}}</table>
 <h2>Bytes over time</h2>
-<p class="note">A picture for each call: the bytes that it had in use beside those that were held before it (which are named below the picture, and shown there as a strip of all memory), stacked by what they are for, over milliseconds since the call began; the time before the first byte is taken is planning. What was admitted, the predicted peak, is drawn solid; what was usable is dashed. Of a refused call the solid line is what the plan would have needed.</p>
+<p class="note">A picture for each call: the bytes that it had in use beside those that were held before it (which are named below the picture, and shown there as a strip of all memory), stacked by what they are for, over milliseconds since the call began; the time before the first byte is taken is planning. What was admitted, the predicted peak, is drawn solid; what was usable is dashed. Of a refused call the solid line is what the plan would have needed. The bar beside a picture is the predicted peak by what it is for. Of a call with gradients the picture goes on through its backward, which begins at the dotted line; scratch is then the backward's intermediates and its gradient, both of which the plan has as scratch.</p>
 <p class="legend">{{range .Legend}}<span><i style="background:{{.Colour}}"></i>{{.Name}}</span>{{end}}<span><svg width="26" height="10"><line x1="0" y1="5" x2="26" y2="5" stroke="#111" stroke-width="2"/></svg> admitted</span><span><svg width="26" height="10"><line x1="0" y1="5" x2="26" y2="5" stroke="#b3261e" stroke-width="2" stroke-dasharray="5 3"/></svg> usable</span></p>
 {{range .Results}}<h2>{{.Arm}}</h2>
 {{range .Notes}}<p class="note">{{.}}</p>
@@ -119,7 +120,7 @@ func render(c *config, results []*Result, verdicts []Verdict) ([]byte, error) {
 		for _, call := range r.Trace.Calls {
 			used[device.Ballast] = max(used[device.Ballast], call.Came)
 			for p, n := range call.Base {
-				used[p] = max(used[p], n)
+				used[p] = max(used[p], n, call.Planned[p])
 			}
 			for _, s := range call.Samples {
 				for p, n := range s.InUse {
@@ -178,7 +179,7 @@ func (c *CallTrace) draw(b *strings.Builder) {
 	text(plotLeft, 34, "s", "start", word+showBytes(c.Admitted)+", usable "+showBytes(c.Usable))
 	text(plotLeft, 49, "s", "start", "observed peak "+showBytes(c.Observed))
 
-	top := max(c.Admitted, c.Observed, 1)
+	top := max(c.Admitted, c.Observed, c.Planned.Total(), 1)
 	for _, s := range c.Samples {
 		top = max(top, s.InUse.Total())
 	}
@@ -232,6 +233,24 @@ func (c *CallTrace) draw(b *strings.Builder) {
 		}
 		b.WriteString(`"/>`)
 	}
+	var planned int64
+	for p, n := range c.Planned {
+		if n > 0 {
+			fmt.Fprintf(b, `<rect x="%d" y="%.1f" width="%d" height="%.1f" fill="%s"/>`, planLeft, y(planned+n), planWidth, y(planned)-y(planned+n), colours[p])
+		}
+		planned += n
+	}
+	if planned > 0 {
+		text(planLeft+planWidth/2, plotTop+plotHeight+14, "s", "middle", "plan")
+	}
+	if c.Backward > 0 {
+		fmt.Fprintf(b, `<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="#111" stroke-dasharray="1 3"/>`, x(c.Backward), x(c.Backward), plotTop, plotTop+plotHeight)
+		at, anchor := int(x(c.Backward))+3, "start"
+		if at > plotLeft+plotWidth/2 {
+			at, anchor = at-6, "end"
+		}
+		text(at, plotTop-3, "s", anchor, "backward")
+	}
 	line := func(n int64, style string) {
 		fmt.Fprintf(b, `<line x1="%d" x2="%d" y1="%.1f" y2="%.1f" stroke-width="2" %s/>`, plotLeft, plotLeft+plotWidth, y(n), y(n), style)
 	}
@@ -239,7 +258,7 @@ func (c *CallTrace) draw(b *strings.Builder) {
 	if c.Usable <= top {
 		line(c.Usable, `stroke="#b3261e" stroke-dasharray="5 3"`)
 	} else {
-		text(plotLeft+plotWidth, plotTop-3, "s", "end", "usable is above the picture")
+		text(planLeft+planWidth, plotTop-14, "s", "end", "usable is above")
 	}
 	if c.Refused && c.Observed == 0 {
 		at := plotTop + plotHeight/2
@@ -253,20 +272,22 @@ func (c *CallTrace) draw(b *strings.Builder) {
 	}
 	text(plotLeft, plotTop+plotHeight+14, "s", "start", fmt.Sprintf("%.1f", float64(begin)/1e3))
 	text(plotLeft+plotWidth, plotTop+plotHeight+14, "s", "end", fmt.Sprintf("%.1f ms", float64(end)/1e3))
-	before := "nothing held before"
+	parts := []string{"nothing held before"}
 	if c.Base.Total() > 0 {
-		var parts []string
+		parts = nil
 		for p, n := range c.Base {
 			if n > 0 {
 				parts = append(parts, fmt.Sprintf("%v %s", device.Purpose(p), shortBytes(n)))
 			}
 		}
-		before = "held before: " + strings.Join(parts, ", ")
+		parts[0] = "held before: " + parts[0]
 	}
 	if c.Came > 0 {
-		before += fmt.Sprintf(", then ballast %s", shortBytes(c.Came))
+		parts = append(parts, fmt.Sprintf("then ballast %s", shortBytes(c.Came)))
 	}
-	text(plotLeft, plotTop+plotHeight+30, "s", "start", before)
+	for i := 0; i < len(parts); i += 2 { // two on a line
+		text(plotLeft, plotTop+plotHeight+28+6*i, "s", "start", strings.Join(parts[i:min(i+2, len(parts))], ", "))
+	}
 	// A strip of all the memory: what was held, and what was left.
 	held := c.Base
 	held[device.Ballast] += c.Came
@@ -275,11 +296,11 @@ func (c *CallTrace) draw(b *strings.Builder) {
 	for p, n := range held {
 		width := float64(n) / all * plotWidth
 		if n > 0 {
-			fmt.Fprintf(b, `<rect x="%.1f" y="%d" width="%.1f" height="7" fill="%s"/>`, at, plotTop+plotHeight+36, width, colours[p])
+			fmt.Fprintf(b, `<rect x="%.1f" y="%d" width="%.1f" height="7" fill="%s"/>`, at, plotTop+plotHeight+48, width, colours[p])
 		}
 		at += width
 	}
-	fmt.Fprintf(b, `<rect x="%d" y="%d" width="%d" height="7" fill="none" stroke="#aab3c2"/>`, plotLeft, plotTop+plotHeight+36, plotWidth)
+	fmt.Fprintf(b, `<rect x="%d" y="%d" width="%d" height="7" fill="none" stroke="#aab3c2"/>`, plotLeft, plotTop+plotHeight+48, plotWidth)
 }
 
 // showBytes is a number with its thousands apart.
