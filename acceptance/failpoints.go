@@ -5,13 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
+	"strings"
 
 	"github.com/trainerrank/engine/collective"
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/internal/failpoint"
-	"github.com/trainerrank/engine/slots"
 	"github.com/trainerrank/engine/trainerrank"
 )
 
@@ -35,13 +34,18 @@ const (
 	gateUnhit     = "fail-points that no call comes to"
 	gateOutcomes  = "calls of a rank in which a fail-point failed"
 	gateGradients = "next calls with other gradients, or none"
-	gateRanks     = "ranks that ended otherwise than all must"
-	gateFirsts    = "first failures of the process"
+	gateResumed   = "graphs whose backward was run after another had failed"
+	gateLost      = "graphs whose gradients could not be added, and that are refused"
+	gateAgain     = "failed backwards that could not be done again, or with other gradients"
+
+	gateUnsplitFaults = "training calls that are not split in their smallest budget"
+	gateRanks         = "ranks that ended otherwise than all must"
+	gateFirsts        = "first failures of the process"
 )
 
 var (
 	sweepGates = []string{gateTried, gateUnhit, gateTyped, gateLeaked, gateNext}
-	trainGates = []string{gateTried, gateUnhit, gateTyped, gateLeaked, gateGradients}
+	trainGates = []string{gateTried, gateUnhit, gateUnsplitFaults, gateTyped, gateLeaked, gateResumed, gateLost, gateAgain, gateGradients}
 	ranksGates = []string{gateOutcomes, gateRanks, gateLeaked, gateNext}
 	firstGates = []string{gateFirsts, gateTyped, gateLeaked, gateNext}
 )
@@ -117,7 +121,7 @@ func sweep(b *bench) error {
 	var unhit tally
 	for _, point := range failpoint.Points() {
 		n := times[point]
-		other := point == failpoint.Allocate || point == failpoint.Backward // for weights, and with gradients
+		other := point == failpoint.Allocate || point == failpoint.Backward || point == failpoint.Accumulate // for weights, and with gradients
 		unhit.wrong(n == 0 && !other, "%s", point)
 		memory := point == failpoint.Reserve || point == failpoint.Populate
 		for _, action := range actions {
@@ -169,163 +173,160 @@ func failed(err error, p failpoint.Point, hit int) bool {
 // caught runs the call as ranks that agree do, and makes a panic the outcome.
 func (f *failing) caught(ctx context.Context, rank *trainerrank.TrainerRank) (o *outcome, panicked bool) {
 	before := counters(f.dev.Stats())
-	defer func() {
-		if p := recover(); p != nil {
-			err, _ := p.(error)
-			o, panicked = &outcome{err: fmt.Errorf("panic: %w", err), changed: counters(f.dev.Stats()) != before}, true
+	err, panicked := caught(func() error {
+		o = f.callIn(ctx, "", rank, f.in, trainerrank.AgreeAcrossRanks())
+		return nil
+	})
+	if panicked {
+		o = &outcome{err: err, changed: counters(f.dev.Stats()) != before}
+	}
+	return o, panicked
+}
+
+// sweepTraining makes training calls fail at each fail-point, in their forward and in their backward, and in every way, whatever their graphs keep. A backward that has failed leaves what it has not
+// done: it is done then, one subforward after the other, and what it adds up to must have the bits of a backward that did not fail. Only if gradients could not be added to those of the
+// checkpoint they are lost, and another backward of that graph is refused.
+func sweepTraining(b *bench) error {
+	b.Tokens = max(16, b.Tokens/8) // many calls
+	c, err := b.trainingConversion(training())
+	if err != nil {
+		return err
+	}
+	s := &trainingFaults{conversion: c, hits: map[failpoint.Point]int{}}
+	var split tally
+	for _, keep := range []trainerrank.Retention{trainerrank.Stored, trainerrank.Layer, trainerrank.Replay} {
+		s.opts = keeping(keep)
+		least, err := smallest(c, c.twin, c.in, s.opts...)
+		if err != nil {
+			return err
 		}
-	}()
-	return f.callIn(ctx, "", rank, f.in, trainerrank.AgreeAcrossRanks()), false
+		if s.rank, err = c.trainee(trainerrank.WithUsableBytes(least)); err != nil {
+			return err
+		}
+		s.before = counters(c.dev.Stats())
+		o := c.train("no fault, "+string(keep), s.rank, c.job, combined, s.opts...)
+		if o.err != nil {
+			return o.err
+		}
+		times := hits(func() { o = c.train("", s.rank, c.job, combined, s.opts...) })
+		if o.err != nil {
+			return o.err
+		}
+		s.want = o.gradient
+		split.wrong(o.tel.SubforwardCount < 2, "%s: the call is whole in its smallest budget", keep)
+		for _, point := range failpoint.Points() {
+			s.hits[point] += times[point]
+			for _, action := range actions {
+				if action.name == "a panic" && (point == failpoint.Reserve || point == failpoint.Populate) {
+					continue // the operating system does not panic
+				}
+				for _, hit := range b.tries(times[point]) {
+					what := fmt.Sprintf("%s, %s at hit %d of %d of %s", keep, action.name, hit, times[point], point)
+					ctx, cancel := context.WithCancel(b)
+					armed := failpoint.Arm(point, hit, action.do(cancel))
+					s.tried++
+					s.fails(ctx, what, func(err error, panicked bool) {
+						failpoint.Disarm()
+						cancel()
+						s.fired += count(armed.Fired())
+						switch {
+						case action.name == "a cancellation" && point == failpoint.Accumulate && armed.Fired():
+							// The last one, when all is done: nothing is left to be cancelled.
+							s.typed.wrong(err != nil && !errors.Is(err, context.Canceled), "%s: %v", what, err)
+						case action.name == "a cancellation":
+							s.typed.wrong(!errors.Is(err, context.Canceled), "%s: %v", what, err)
+						default:
+							s.typed.wrong(!failed(err, point, hit) || panicked != (action.name == "a panic"), "%s: %v, as a panic: %t", what, err, panicked)
+						}
+					})
+					o := c.train("", s.rank, c.job, combined, s.opts...)
+					s.next.wrong(o.err != nil || otherBits(s.want, o.gradient) > 0, "after %s: %v", what, o.err)
+					s.left("after " + what)
+				}
+			}
+		}
+		s.rank.Close()
+	}
+	var unhit tally
+	for _, point := range failpoint.Points() {
+		unhit.wrong(s.hits[point] == 0 && point != failpoint.Allocate, "%s", point) // which is for weights
+	}
+	b.atLeast(gateTried, max(1, s.tried), s.fired)
+	b.atLeast(gateResumed, max(1, s.tried/8), s.resumed)
+	b.atLeast(gateLost, 1, s.lost)
+	b.gate(unhit.none(gateUnhit), split.none(gateUnsplitFaults), s.typed.none(gateTyped), s.leaked.none(gateLeaked), s.again.none(gateAgain), s.next.none(gateGradients))
+	return nil
 }
 
-// trainLab is where a call is run forward and backward, in as many subforwards as may be.
-type trainLab struct {
-	*lab
-	rank  *trainerrank.TrainerRank
-	in    forward.Inputs
-	grads []forward.OutputGrad
+// trainingFaults is the arm of training calls that fail, under way.
+type trainingFaults struct {
+	*conversion
+	opts   []trainerrank.CallOption // of the present retention
+	rank   *trainerrank.TrainerRank
+	before held
+	want   []float32
+	hits   map[failpoint.Point]int
+
+	tried, fired, resumed, lost int64
+	typed, leaked, again, next  tally
 }
 
-// trained is the checkpoint that is trained.
-const trained = "trained"
-
-// withAdapter makes a rank that trains a fresh adapter on every projection.
-func withAdapter(ctx context.Context, m forward.Model, opts ...trainerrank.Option) (*trainerrank.TrainerRank, error) {
-	rank, err := trainerrank.New(m, opts...)
-	if err != nil {
-		return nil, err
-	}
-	if err := rank.CreateCheckpoint(ctx, trained, slots.Config{Rank: 4, Alpha: 8, TargetPattern: slots.AllLinear, Seed: 1}); err != nil {
-		rank.Close()
-		return nil, err
-	}
-	return rank, nil
+// left checks that nothing is left of a call once it is released.
+func (s *trainingFaults) left(what string) {
+	s.leaked.wrong(live(s.rank) != 0, "%s: %d graphs are live", what, live(s.rank))
+	s.leaked.wrong(counters(s.dev.Stats()) != s.before, "%s: the device's counters differ", what)
 }
 
-// training are the options of a call that trains.
-func training() []trainerrank.CallOption {
-	return []trainerrank.CallOption{trainerrank.WithGradMode(forward.WithGrad), trainerrank.WithCheckpoint(forward.Checkpoint(trained))}
-}
-
-// trainLab prices the training of the workload on a device that nothing else is on, and loads the model onto one with room for it in the smallest budget.
-func (b *bench) trainLab() (*trainLab, error) {
-	twin, err := b.openModel(b.Threads)
-	if err != nil {
-		return nil, err
-	}
-	s := &trainLab{}
-	list := workload(twin.Spec().Vocabulary, b.Requests, b.Tokens)
-	for _, in := range list {
-		s.grads = append(s.grads, forward.OutputGrad{TargetLogprobs: slices.Repeat([]float32{-1}, len(in.Targets))})
-	}
-	s.in = forward.Many(list...)
-	nowhere, err := device.NewHost(ample)
-	if err != nil {
-		return nil, err
-	}
-	price, err := withAdapter(b, twin, trainerrank.WithDevice(nowhere))
-	if err != nil {
-		return nil, err
-	}
-	defer price.Close()
-	a, err := price.Plan(b, s.in, training()...)
-	if err != nil {
-		return nil, err
-	}
-	if s.lab, err = b.lab(b.Threads, a.SmallestBudgetBytes+nowhere.Stats().Allocated); err != nil {
-		return nil, err
-	}
-	if s.rank, err = withAdapter(b, s.model, trainerrank.WithUsableBytes(a.SmallestBudgetBytes)); err != nil {
-		return nil, err
-	}
-	b.closers = append([]func() error{func() error { s.rank.Close(); return nil }}, b.closers...) // before the model
-	return s, nil
-}
-
-// train runs the call and its backward, and releases what it has. It gives the gradients, and whether the call was split.
-func (s *trainLab) train(ctx context.Context) (sum []float32, split bool, err error) {
-	res, err := s.rank.DPRankForward(ctx, s.in, training()...)
-	if err != nil {
-		return nil, false, err
+// fails runs a call and its backward, says how that ended, does what the backward has not done, and releases what there is.
+func (s *trainingFaults) fails(ctx context.Context, what string, ended func(err error, panicked bool)) {
+	var res *trainerrank.Result
+	var inUse device.Sizes
+	err, panicked := caught(func() (err error) {
+		if res, err = s.rank.DPRankForward(ctx, s.in, s.opts...); err != nil {
+			return err
+		}
+		inUse = s.dev.Stats().InUse
+		return combined(ctx, s.job, res)
+	})
+	ended(err, panicked)
+	defer s.left(what)
+	if res == nil {
+		_, err := takeGradient(s.rank)
+		s.again.wrong(err != nil, "%s: %v", what, err)
+		return
 	}
 	defer res.Release()
-	if err := res.Backward(ctx, s.grads); err != nil {
-		return nil, false, err
-	}
-	mem, err := s.rank.Checkpoints().Gradients(trained)
-	if err != nil {
-		return nil, false, err
-	}
-	return slices.Clone(mem.F32()), res.Telemetry.SubforwardCount > 1, nil
-}
-
-// sweepTraining is [sweep] for a call with gradients and its backward.
-func sweepTraining(b *bench) error {
-	s, err := b.trainLab()
-	if err != nil {
-		return err
-	}
-	before := counters(s.dev.Stats())
-	var want []float32
-	var split bool
-	times := hits(func() { want, split, err = s.train(b) })
-	if err != nil {
-		return err
-	}
-	if !split {
-		b.note("the training call is whole in its smallest budget: give it more --requests for a split")
-	}
-	var tried, fired int64
-	var unhit, typed, leaked, next tally
-	after := func(what string) {
-		info, err := s.rank.Checkpoints().Info(trained)
-		leaked.wrong(err != nil || info.Live != 0, "%s: %d leases of the checkpoint: %v", what, info.Live, err)
-		leaked.wrong(counters(s.dev.Stats()) != before, "%s: the device's counters differ", what)
-		err = s.rank.ZeroGrad(trained)
-		next.wrong(err != nil, "%s: %v", what, err)
-	}
-	after("a call without a fault")
-	for _, point := range failpoint.Points() {
-		n := times[point]
-		unhit.wrong(n == 0 && point != failpoint.Allocate, "%s", point) // which is for weights
-		for _, action := range actions {
-			if action.name == "a panic" && (point == failpoint.Reserve || point == failpoint.Populate) {
-				continue
-			}
-			for _, hit := range b.tries(n) {
-				what := fmt.Sprintf("%s at hit %d of %d of %s", action.name, hit, n, point)
-				ctx, cancel := context.WithCancel(b)
-				armed := failpoint.Arm(point, hit, action.do(cancel))
-				var err error
-				panicked := false
-				func() {
-					defer func() {
-						if p := recover(); p != nil {
-							cause, _ := p.(error)
-							err, panicked = fmt.Errorf("panic: %w", cause), true
-						}
-					}()
-					_, _, err = s.train(ctx)
-				}()
-				failpoint.Disarm()
-				cancel()
-				tried++
-				fired += count(armed.Fired())
-				if action.name == "a cancellation" {
-					typed.wrong(!errors.Is(err, context.Canceled), "%s: %v", what, err)
-				} else {
-					typed.wrong(!failed(err, point, hit) || panicked != (action.name == "a panic"), "%s: %v, as a panic: %t", what, err, panicked)
-				}
-				after(what)
-				sum, _, err := s.train(b)
-				next.wrong(err != nil || !slices.Equal(sum, want), "after %s: %v", what, err)
-				after("after " + what)
-			}
+	now := s.dev.Stats().InUse
+	s.leaked.wrong(now[device.Scratch] != inUse[device.Scratch] || now[device.Outputs] != inUse[device.Outputs] || now[device.Retained] > inUse[device.Retained],
+		"%s: after the backward %v is in use, %v was before it", what, now, inUse)
+	lost := false
+	for _, sub := range res.Subforwards() {
+		err := sub.Backward(s, s.only(sub.RequestIndices).grads)
+		var used *trainerrank.GraphError
+		switch {
+		case err == nil:
+			s.resumed++
+		case errors.As(err, &used) && used.Reason == "its backward was run already":
+		case errors.As(err, &used) && strings.Contains(used.Reason, "gradients are lost"):
+			s.lost++
+			lost = true
+		default:
+			s.again.wrong(true, "another backward after %s: %v", what, err)
 		}
 	}
-	b.atLeast(gateTried, max(1, tried), fired)
-	b.gate(unhit.none(gateUnhit), typed.none(gateTyped), leaked.none(gateLeaked), next.none(gateGradients))
-	return nil
+	got, err := takeGradient(s.rank)
+	s.again.wrong(err != nil || !lost && otherBits(s.want, got) > 0, "%s, and another backward: other gradients, %v", what, err)
+}
+
+// caught makes a panic an error.
+func caught(fn func() error) (err error, panicked bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			cause, _ := p.(error)
+			err, panicked = fmt.Errorf("panic: %w", cause), true
+		}
+	}()
+	return fn(), false
 }
 
 // sweepRanks makes each collective of ranks that agree on the outcome fail on one of them: none may wait for ever, and all must fail.

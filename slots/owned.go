@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/trainerrank/engine/device"
+	"github.com/trainerrank/engine/internal/failpoint"
 )
 
 // owned is a parameter or a buffer of a slot.
@@ -218,6 +219,9 @@ func (s *Set) Accumulate(name string, grad device.Mem) error {
 	}
 	if want := sl.gradBytes(); grad.Bytes() != want || !grad.Real() {
 		return fmt.Errorf("accumulate into checkpoint %s: a gradient of %d bytes for parameters of %d", quote(name), grad.Bytes(), want)
+	}
+	if err := failpoint.Hit(failpoint.Accumulate); err != nil {
+		return fmt.Errorf("accumulate into checkpoint %s: %w", quote(name), err)
 	}
 	add(s.threads, sl.main.grads.Slice(0, grad.Bytes()), grad)
 	s.mu.Lock()

@@ -60,7 +60,7 @@ func TestEveryFailPoint(t *testing.T) {
 	m, in, _, least := splitCall(t)
 	defer failpoint.Disarm()
 	want, _ := score(t, wrap(t, m.Model), in)
-	seen := map[failpoint.Point]bool{failpoint.Allocate: true, failpoint.Backward: true} // see the tests of device and transformer
+	seen := map[failpoint.Point]bool{failpoint.Allocate: true, failpoint.Backward: true, failpoint.Accumulate: true} // see the tests of device and transformer
 	for name, usable := range map[string]int64{"whole": math.MaxInt64, "split": least} {
 		s := &spy{Model: m.Model}
 		rank := wrap(t, s, trainerrank.WithUsableBytes(usable))
@@ -310,8 +310,57 @@ func TestEveryFailPointOfTraining(t *testing.T) {
 			}
 		}
 	}
-	if !hit[failpoint.Backward] || !hit[failpoint.Block] || !hit[failpoint.Subforward] {
+	if !hit[failpoint.Backward] || !hit[failpoint.Accumulate] || !hit[failpoint.Block] || !hit[failpoint.Subforward] {
 		t.Errorf("hit are %v", hit)
+	}
+}
+
+// A backward that has failed can be run again, to the bit; one whose gradients could not be added is over, and says that they are lost.
+func TestBackwardAfterAFailPoint(t *testing.T) {
+	defer failpoint.Disarm()
+	m, rank := trained(t, "qwen2-tiny", golden.Options{Threads: 2})
+	inputs := golden.Draw(golden.Rand(3), m.Spec().Vocabulary, 5, 60)
+	grads := cotangentsOf(golden.Rand(4), m.Spec(), inputs)
+	var want []float32
+	for _, c := range []struct {
+		point failpoint.Point
+		lost  bool
+	}{{}, {failpoint.Backward, false}, {failpoint.Block, false}, {failpoint.Accumulate, true}} {
+		for what, do := range map[string]func(*failpoint.Error) error{"error": failpoint.Fail, "panic": failpoint.Panic} {
+			before := stateOf(m.Host)
+			res, err := rank.DPRankForward(t.Context(), forward.Many(inputs...), onA()...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.point != "" {
+				failpoint.Arm(c.point, 1, do)
+				var failed *failpoint.Error
+				if p := caught(func() { err = res.Backward(t.Context(), grads) }); p != nil {
+					err, _ = p.(error)
+				}
+				if !errors.As(err, &failed) {
+					t.Fatalf("%s at %s: %v", what, c.point, err)
+				}
+				failpoint.Disarm()
+			}
+			err = res.Backward(t.Context(), grads)
+			var over *trainerrank.GraphError
+			if c.lost != (errors.As(err, &over) && strings.Contains(over.Reason, "lost")) || !c.lost && err != nil {
+				t.Errorf("after a %s at %s: %v", what, c.point, err)
+			}
+			if got := gradients(t, rank, "a"); want == nil {
+				want = got
+			} else if !c.lost && !slices.Equal(got, want) {
+				t.Errorf("after a %s at %s: other gradients", what, c.point)
+			} else if c.lost && slices.ContainsFunc(got, func(v float32) bool { return v != 0 }) {
+				t.Errorf("after a %s at %s: some gradients were added", what, c.point)
+			}
+			res.Release()
+			unchanged(t, m.Host, before)
+			if err := rank.ZeroGrad(); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
 

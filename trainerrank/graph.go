@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/trainerrank/engine/device"
@@ -257,7 +258,7 @@ func (r *Result) backward(ctx context.Context, number int, grads []forward.Outpu
 }
 
 // backward runs the backward of one graph, and adds what it gives to the accumulators of its checkpoint.
-func (t *TrainerRank) backward(ctx context.Context, m *training, g *graph, grads []forward.OutputGrad) (err error) {
+func (t *TrainerRank) backward(ctx context.Context, m *training, g *graph, grads []forward.OutputGrad) error {
 	own := make([]forward.OutputGrad, len(g.requests))
 	for i, q := range g.requests {
 		own[i] = grads[q]
@@ -266,22 +267,22 @@ func (t *TrainerRank) backward(ctx context.Context, m *training, g *graph, grads
 	defer func() {
 		m.Pop(mark)
 		m.observe()
+		if !slices.ContainsFunc(m.graphs, func(g *graph) bool { return g.over == "" }) {
+			m.Reservation.ReleaseScratch()
+		}
 	}()
 	vector, err := g.Backward(ctx, m, own)
 	if err != nil {
 		return err
 	}
+	over := "its gradients are lost: they could not be added to those of the checkpoint"
+	defer func() {
+		m.observe() // while the graph's memory is there
+		g.end(over)
+	}()
 	if err := t.slots.Accumulate(g.lease.Name(), vector); err != nil {
 		return fmt.Errorf("backward: %w", err)
 	}
-	m.observe() // while the graph's memory is there
-	g.end("its backward was run already")
-	for _, other := range m.graphs {
-		if other.over == "" {
-			return nil
-		}
-	}
-	m.Pop(mark)
-	m.Reservation.ReleaseScratch()
+	over = "its backward was run already"
 	return nil
 }

@@ -31,12 +31,13 @@ const (
 	Layer      Point = "transformer/layer"      // within a layer, on the goroutine that runs the pass
 	Block      Point = "transformer/block"      // a block of rows in any loop of a pass, on any worker
 	Backward   Point = "transformer/backward"   // within a layer of a backward, on the goroutine that runs it
+	Accumulate Point = "slots/accumulate"       // before a backward's gradients are added to those of its checkpoint
 	Subforward Point = "trainerrank/subforward" // before a subforward
 )
 
 // Points lists them.
 func Points() []Point {
-	return []Point{Allocate, Reserve, Populate, Meet, Rehearse, Layer, Block, Backward, Subforward}
+	return []Point{Allocate, Reserve, Populate, Meet, Rehearse, Layer, Block, Backward, Accumulate, Subforward}
 }
 
 // Error is what an armed fail-point fails with.
