@@ -117,7 +117,7 @@ func (m *training) Release() {
 	m.Reservation.Release()
 }
 
-// take takes memory for an admitted call with gradients: what each graph keeps, and the slabs.
+// takeTraining takes the memory of an admitted call with gradients: the slabs, what each graph keeps, and its lease.
 func (t *TrainerRank) takeTraining(c *call, a *Admission) (_ *training, err error) {
 	m := &training{}
 	defer func() {

@@ -236,7 +236,6 @@ func (bp *backpass) mixer(i int, sv *saved, ad *additions) {
 		}
 	})
 	bp.eachBlock(func(l *lane, from, to int) {
-		n := to - from
 		x, next := sv.x.RowRange(from, to), bp.spare.RowRange(from, to)
 		dq, dk, dv := l.own(dq, from, to, qs), l.own(dk, from, to, kvs), l.own(dv, from, to, kvs)
 		l.AttendQueryGrad(l.work, dq, q.RowRange(from, to), k, sv.v, dout.RowRange(from, to), sv.stats.RowRange(from, to), dot.RowRange(from, to), from, bp.spans, a.kernel())
@@ -260,7 +259,6 @@ func (bp *backpass) mixer(i int, sv *saved, ad *additions) {
 		if h.Rows > 0 {
 			bp.norm(l, h.RowRange(from, to), x, w.attnNorm)
 		}
-		_ = n
 	})
 	bp.parameters(ad[query], h, dq, sv.low[query], dlow[query], func(w *layerWeights) (*kernel.Weight, device.Mem) { return &w.q, w.qBias }, i)
 	bp.parameters(ad[key], h, dk, sv.low[key], dlow[key], func(w *layerWeights) (*kernel.Weight, device.Mem) { return &w.k, w.kBias }, i)

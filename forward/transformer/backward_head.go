@@ -1,7 +1,6 @@
 package transformer
 
 import (
-	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/forward/kernel"
 )
@@ -178,6 +177,3 @@ func (bp *backpass) embedding() {
 		bp.be.EmbedGrad(&bp.base.embed, bp.dx, bp.b.Tokens, float32(bp.spec.EmbedScale), i*step, min((i+1)*step, n))
 	})
 }
-
-var _ forward.Graph = (*graph)(nil)
-var _ device.Arena = (*device.Counter)(nil)
