@@ -1,6 +1,7 @@
 package trainerrank
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -205,6 +206,11 @@ func (q *question) admit(ctx context.Context) (*Admission, error) {
 		return nil, err
 	}
 	a.Admission = *found
+	for _, c := range a.Chunks {
+		if c.Plan != nil {
+			c.Plan.Work.(*work).ascend(a.Retention)
+		}
+	}
 	a.UsableLimitBytes = q.Usable
 	a.PredictedPeakBytes, a.SmallestBudgetBytes = pages(a.PredictedPeakBytes), pages(a.SmallestBudgetBytes)
 	for i := range a.Rungs {
@@ -283,6 +289,15 @@ type work struct {
 	passes []*pass // one per group
 	prices map[Retention]profile.Price
 	load   profile.Load // of a price that is learned
+}
+
+// ascend puts the pass with the most intermediates last, where the outputs of all are there: so the subforward reaches the bytes that it is priced at. Backwards are
+// run the other way round, while all graphs are there.
+func (w *work) ascend(r Retention) {
+	slices.SortStableFunc(w.passes, func(a, b *pass) int {
+		x, y := profile.OfFootprints(a.prints[r]), profile.OfFootprints(b.prints[r])
+		return cmp.Compare(x.Ephemeral(), y.Ephemeral())
+	})
 }
 
 // pass is the part of a subforward that is one batch.

@@ -93,6 +93,39 @@ func TestPredictedBytesAreTheObservedOnesInRandomCalls(t *testing.T) {
 	}
 }
 
+// A call on several checkpoints has several passes a subforward. The one with the most intermediates is the last, so that the bytes of all are in use at one moment.
+func TestPredictedBytesAreTheObservedOnesOnSeveralCheckpoints(t *testing.T) {
+	m, rank := trained(t, "qwen2-tiny", golden.Options{Threads: 2})
+	on := []forward.Selection{forward.BaseModel(), forward.Checkpoint("a"), forward.Checkpoint("b")}
+	splits := 0
+	for seed := range uint64(8) {
+		r := golden.Rand(seed)
+		inputs := golden.Draw(r, m.Spec().Vocabulary, 4+r.IntN(6), 150)
+		for i := range inputs {
+			inputs[i].Checkpoint = on[r.IntN(len(on))]
+		}
+		in := nested(r, inputs)
+		exactly(t, m, rank, in)
+		a, err := rank.Plan(t.Context(), in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ballast, err := m.Host.Allocate(device.Ballast, m.Host.Free()-a.SmallestBudgetBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, tel := score(t, rank, in)
+		if tel.ObservedPeakBytes != tel.PredictedPeakBytes {
+			t.Errorf("seed %d: %d bytes observed in %d subforwards, %d predicted", seed, tel.ObservedPeakBytes, tel.SubforwardCount, tel.PredictedPeakBytes)
+		}
+		splits += tel.SubforwardCount - 1
+		ballast.Free()
+	}
+	if splits == 0 {
+		t.Error("nothing was split")
+	}
+}
+
 // A model that has no place yet is planned for as one that is loaded, and planning takes no memory.
 func TestPlanNeedsNoWeights(t *testing.T) {
 	folder := golden.FS(t, "qwen2-tiny")

@@ -249,6 +249,9 @@ func (r *Result) backward(ctx context.Context, number int, grads []forward.Outpu
 	if len(list) == 0 {
 		return &GraphError{number, "it kept no graph"}
 	}
+	// Within a subforward the last pass needs most.
+	slices.Reverse(list)
+	slices.SortStableFunc(list, func(a, b *graph) int { return a.subforward - b.subforward })
 	for _, g := range list {
 		if err := r.owner.backward(ctx, m, g, grads); err != nil {
 			return err
