@@ -176,21 +176,33 @@ func touch(mem []byte) {
 type spy struct {
 	*transformer.Model
 	forwards  int
+	backwards int               // of graphs
 	record    *recorder         // of the present call; nil: it is not drawn
 	fault     func(i int) error // asked before forward i of the call, from 0 on
+	backFault func(i int) error // asked before backward i of the call's graphs
 	rehearsed func()            // told of each rehearsal, one at a time
 	mu        sync.Mutex
 }
 
-// watched is a graph whose backward is watched.
-type watched struct {
+// spied is a graph of a spy's pass.
+type spied struct {
 	forward.Graph
-	record *recorder
+	*spy
 }
 
-// Backward runs it.
-func (w watched) Backward(ctx context.Context, arena device.Arena, grads []forward.OutputGrad) (device.Mem, error) {
-	return w.Graph.Backward(ctx, &tap{arena, w.record}, grads)
+// Backward runs it, or fails.
+func (g spied) Backward(ctx context.Context, arena device.Arena, grads []forward.OutputGrad) (device.Mem, error) {
+	i := g.backwards
+	g.backwards++
+	if g.backFault != nil {
+		if err := g.backFault(i); err != nil {
+			return device.Mem{}, err
+		}
+	}
+	if g.record != nil {
+		arena = &tap{arena, g.record}
+	}
+	return g.Graph.Backward(ctx, arena, grads)
 }
 
 // Forward runs a batch, or fails.
@@ -202,14 +214,14 @@ func (s *spy) Forward(ctx context.Context, batch *forward.Batch) (*forward.Pass,
 			return nil, err
 		}
 	}
-	if s.record == nil {
-		return s.Model.Forward(ctx, batch)
+	if s.record != nil {
+		tapped := *batch
+		tapped.Arena = &tap{batch.Arena, s.record}
+		batch = &tapped
 	}
-	tapped := *batch
-	tapped.Arena = &tap{batch.Arena, s.record}
-	pass, err := s.Model.Forward(ctx, &tapped)
+	pass, err := s.Model.Forward(ctx, batch)
 	if err == nil && pass.Graph != nil {
-		pass.Graph = watched{pass.Graph, s.record}
+		pass.Graph = spied{pass.Graph, s}
 	}
 	return pass, err
 }
@@ -254,7 +266,7 @@ func (l *lab) callIn(ctx context.Context, title string, rank *trainerrank.Traine
 // callAnd does something with the result before it is released: a backward.
 func (l *lab) callAnd(ctx context.Context, title string, rank *trainerrank.TrainerRank, in forward.Inputs, and func(*trainerrank.Result, *outcome), opts ...trainerrank.CallOption) *outcome {
 	o := new(outcome)
-	l.model.forwards = 0
+	l.model.forwards, l.model.backwards = 0, 0
 	before := l.dev.Stats()
 	o.usable = l.dev.Free()
 	l.dev.ResetPeak()

@@ -125,15 +125,7 @@ func (f *failing) failed(rank *trainerrank.TrainerRank) {
 	var put int64
 	for i := range k {
 		for _, memory := range []bool{false, true} {
-			f.model.fault = func(j int) error {
-				if i != j {
-					return nil
-				}
-				if memory {
-					return &device.OutOfMemoryError{Op: "reserve", Device: f.dev.Name(), AskedBytes: 1, Err: errInjected}
-				}
-				return errInjected
-			}
+			f.model.fault = only(i, f.fault(memory))
 			title := ""
 			if i == k-1 && memory {
 				title = "the last subforward runs out"
