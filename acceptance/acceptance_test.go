@@ -33,31 +33,58 @@ type output struct {
 	Gates []Verdict `json:"gates"`
 }
 
-// once runs all arms once for all tests, each in a process of its own.
-var once = sync.OnceValues(func() (run struct {
+// whole is a run of the command with all arms of a pricing.
+type whole struct {
 	code           int
 	stdout, stderr string
 	page           []byte
 	output
-}, err error) {
-	dir, err := os.MkdirTemp("", "acceptance-test-")
-	if err != nil {
+}
+
+// allArms is a function that runs all arms of a pricing once for all tests, each in a process of its own.
+func allArms(args ...string) func() (whole, error) {
+	return sync.OnceValues(func() (run whole, err error) {
+		dir, err := os.MkdirTemp("", "acceptance-test-")
+		if err != nil {
+			return run, err
+		}
+		defer os.RemoveAll(dir)
+		file := filepath.Join(dir, "out.html")
+		var stdout, stderr bytes.Buffer
+		run.code = runMain(slices.Concat([]string{"--json", "--report", file}, small, args), &stdout, &stderr)
+		run.stdout, run.stderr = stdout.String(), stderr.String()
+		if err := json.Unmarshal(stdout.Bytes(), &run.output); err != nil {
+			return run, err
+		}
+		run.page, err = os.ReadFile(file)
 		return run, err
-	}
-	defer os.RemoveAll(dir)
-	file := filepath.Join(dir, "out.html")
-	var stdout, stderr bytes.Buffer
-	run.code = runMain(append([]string{"--json", "--report", file}, small...), &stdout, &stderr)
-	run.stdout, run.stderr = stdout.String(), stderr.String()
-	if err := json.Unmarshal(stdout.Bytes(), &run.output); err != nil {
-		return run, err
-	}
-	run.page, err = os.ReadFile(file)
-	return run, err
-})
+	})
+}
+
+var (
+	once        = allArms()
+	onceLearned = allArms("--pricing", "learned", "--threads", "1") // with more threads the workload is larger
+)
+
+// pricings are the arms of each, with a run of them.
+func pricings() map[string]struct {
+	arms []arm
+	run  func() (whole, error)
+} {
+	return map[string]struct {
+		arms []arm
+		run  func() (whole, error)
+	}{pricingExact: {arms, once}, pricingLearned: {learnedArms, onceLearned}}
+}
 
 func TestEveryGateHolds(t *testing.T) {
-	r, err := once()
+	for name, p := range pricings() {
+		t.Run(name, func(t *testing.T) { everyGateHolds(t, p.arms, p.run) })
+	}
+}
+
+func everyGateHolds(t *testing.T, arms []arm, run func() (whole, error)) {
+	r, err := run()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, r.stderr)
 	}
@@ -80,7 +107,13 @@ func TestEveryGateHolds(t *testing.T) {
 
 // Every gate of a real run can fail: with an observation on the wrong side of its bound it alone fails, and so does the command.
 func TestEveryGateCanFail(t *testing.T) {
-	r, err := once()
+	for name, p := range pricings() {
+		t.Run(name, func(t *testing.T) { everyGateCanFail(t, p.arms, p.run) })
+	}
+}
+
+func everyGateCanFail(t *testing.T, arms []arm, run func() (whole, error)) {
+	r, err := run()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, r.stderr)
 	}
@@ -237,7 +270,7 @@ func TestReportOfFailures(t *testing.T) {
 // What is not built is a usage error and no gate.
 func TestUsage(t *testing.T) {
 	for _, args := range [][]string{
-		{"--pricing", "learned"}, {"--pricing", "guessed"}, {"--device", "cuda:0"}, {"--phase", "cost-calibrate"},
+		{"--pricing", "learned", "--phase", "load"}, {"--pricing", "guessed"}, {"--device", "cuda:0"}, {"--phase", "cost-calibrate"},
 		{"--pressure", "none"}, {"--requests", "1"}, {"--tokens", "2"}, {"--capacity", "-1"}, {"--capacity", "much"}, {"more"}, {"--unknown"},
 	} {
 		var stdout, stderr bytes.Buffer

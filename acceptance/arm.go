@@ -53,8 +53,8 @@ type Result struct {
 	Seconds float64  `json:"seconds"`
 }
 
-// phases lists the phases, in the order in which they are run.
-func phases() []string {
+// phases lists the phases of some arms, in the order in which they are run.
+func phases(arms []arm) []string {
 	var list []string
 	for i := range arms {
 		if !slices.Contains(list, arms[i].phase) {
@@ -104,6 +104,7 @@ func startArm(ctx context.Context, a *arm, c *config, stderr io.Writer) *Result 
 
 // runArm is the process of an arm. It exits with 0 if it could report, whatever it reports.
 func runArm(ctx context.Context, name, given string, stdout, stderr io.Writer) int {
+	arms := slices.Concat(arms, learnedArms)
 	i := slices.IndexFunc(arms, func(a arm) bool { return a.name == name })
 	if i < 0 {
 		fmt.Fprintf(stderr, "acceptance: unknown arm %q\n", name)

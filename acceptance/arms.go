@@ -6,15 +6,15 @@ import (
 	"github.com/trainerrank/engine/internal/failpoint"
 )
 
-// arms are those that are built, in the order in which they are run.
-var arms []arm
+// arms are those that are built, in the order in which they are run; learnedArms those of --pricing learned.
+var arms, learnedArms []arm
 
 func init() { // a table of functions that look into the table
 	arms = []arm{
 		{"split-conversion cap unlimited", "split-conversion", pressureCap, "with room: whole, predicted to the byte", wholeGates, capUnlimited},
 		{"split-conversion cap below whole", "split-conversion", pressureCap, "one byte less than the whole needs: split, same bits", convertGates, capBelowWhole},
 		{"split-conversion cap below one", "split-conversion", pressureCap, "less than one request needs: refused before anything runs",
-			append([]string{"inputs that are said to fit", gateSingle}, refusedGates...), capBelowOne},
+			append([]string{gatePrefix, gateSingle}, refusedGates...), capBelowOne},
 		{"split-conversion cap below whole, training", "split-conversion", pressureCap, "one byte less than the whole needs: split, gradients of the unsplit", capTrainingGates, capTraining},
 		{"split-conversion ballast no_grad", "split-conversion", pressureBallast, "live ballast leaves 60 %: split, same bits", convertGates, ballastWarm},
 		{"split-conversion ballast R/8", "split-conversion", pressureBallast, "live ballast leaves an eighth: refused, or split if that is enough", []string{gateAdmitted, gateForwards, gateCounters}, ballastEighth},
@@ -33,6 +33,16 @@ func init() { // a table of functions that look into the table
 		{armFirst, "faults", "", "a process in which the first of everything fails", firstGates, firstOfAll},
 		{"pressure-soak", "pressure-soak", "", "random calls in random budgets: admitted if and only if they fit", soakGates, soak},
 		{"load", "load", "", "budgets from too small to ample, by every copier: same bytes, inside the budget", loadGates, loading},
+	}
+	learnedArms = []arm{
+		{"learned split-conversion cap unlimited", "split-conversion", pressureCap, "with room: whole, first by a cold price, then within a learned one", learnedWholeGates, learnedUnlimited},
+		{"learned split-conversion cap below whole", "split-conversion", pressureCap, "one byte less than the whole is priced at: split, same bits", learnedConvertGates, learnedBelowWhole},
+		{"learned split-conversion cap below one", "split-conversion", pressureCap, "less than one request is priced at: refused before anything runs",
+			append([]string{gatePrefix, gateSingle}, refusedGates...), learnedBelowOne},
+		{"learned split-conversion ballast no_grad", "split-conversion", pressureBallast, "live ballast leaves 60 %: split, same bits", learnedConvertGates, learnedBallast},
+		{"learned split-conversion ballast R/8", "split-conversion", pressureBallast, "live ballast leaves an eighth, or less than the smallest split: refused", refusedGates, learnedEighth},
+		{"learned cold ballast no_grad", "cold", "", "the first call of a process, under ballast: refused, and split after one profiled call", learnedColdGates, learnedCold},
+		{"learned pressure-soak", "pressure-soak", "", "random calls in random budgets: admitted if and only if they would fit by what is known", learnedSoakGates, learnedSoak},
 	}
 	if !failpoint.Enabled {
 		arms = slices.DeleteFunc(arms, func(a arm) bool { return slices.Contains(failpointArms, a.name) })

@@ -36,6 +36,7 @@ const (
 	gateAdmitted    = "admitted, as its smallest budget says"
 	gateWording     = "words missing or forbidden in the refusal"
 	gateFields      = "fields of the refusal that contradict each other"
+	gatePrefix      = "inputs that are said to fit"
 	gateSingle      = "words missing in the refusal of a single request"
 )
 
@@ -250,14 +251,20 @@ func capBelowOne(b *bench) error {
 		}
 		least = min(least, a.PredictedPeakBytes)
 	}
-	usable := least - 1
-	if err := c.limitTo(usable); err != nil {
+	if err := c.limitTo(least - 1); err != nil {
 		return err
 	}
 	rank, err := c.rank()
 	if err != nil {
 		return err
 	}
+	c.belowOne(rank, least)
+	return nil
+}
+
+// belowOne gates a call in a byte less than the cheapest of its requests needs, and one of the requests alone.
+func (c *conversion) belowOne(rank *trainerrank.TrainerRank, least int64) {
+	usable := least - 1
 	o := c.call("cap below one request", rank, c.in)
 	c.refused(o, usable)
 	prefix := int64(-1)
@@ -265,12 +272,11 @@ func capBelowOne(b *bench) error {
 		prefix = int64(o.refusal.LargestPrefix)
 		c.note("%d bytes usable, the cheapest request needs %d: %v", usable, least, o.err)
 	}
-	c.equal("inputs that are said to fit", 0, prefix)
+	c.equal(gatePrefix, 0, prefix)
 	single := c.call("", rank, forward.One(c.list[0]))
 	t := wording(single.err)
 	t.wrong(single.err == nil || !strings.Contains(strings.ToLower(single.err.Error()), "a single request cannot be split"), "%v", single.err)
 	c.gate(t.none(gateSingle))
-	return nil
 }
 
 // leaves is what the ballast leaves of the unsplit need: three fifths. Where no split fits in that, because the workspaces of many threads

@@ -1,7 +1,7 @@
 // Command acceptance runs the public API under real memory pressure and says which of its promises hold.
 //
 //	go run ./acceptance [--phase all] [--pressure both] [--model DIR|builtin:NAME] [--requests N] [--tokens N] [--capacity BYTES]
-//	                    [--threads N] [--short] [--json] [--report out.html]
+//	                    [--threads N] [--short] [--json] [--report out.html] [--pricing exact|learned]
 //	go run -tags failpoints ./acceptance --phase faults
 //
 // Fail-points are places in the engine that a build tag makes fail; without it their arms are not in the command, which it says where it runs the others of
@@ -11,7 +11,9 @@
 // again with the arm's name. An arm reports numbers; the verdicts on them are given here. What is printed is a table of gates: name, bound,
 // observed, verdict. Exit codes: 0 every gate holds, 1 one does not, 2 usage.
 //
-// What needs a learned price or another device, and cost-calibrate, are not built. They are listed by --help, and asking for one is a usage error: none passes as a gate.
+// With --pricing learned the model's ability to rehearse is hidden, and the arms are those that depend on it.
+//
+// What needs another device, and cost-calibrate, are not built. They are listed by --help, and asking for one is a usage error: none passes as a gate.
 package main
 
 import (
@@ -44,6 +46,7 @@ const (
 type config struct {
 	Phase    string `json:"phase"`
 	Pressure string `json:"pressure"`
+	Pricing  string `json:"pricing"`
 	Model    string `json:"model"`
 	Requests int    `json:"requests"`
 	Tokens   int    `json:"tokens"`
@@ -52,9 +55,23 @@ type config struct {
 	Short    bool   `json:"short"`
 }
 
+// The pricings.
+const (
+	pricingExact   = "exact"
+	pricingLearned = "learned"
+)
+
+// arms are those of the pricing.
+func (c *config) arms() []arm {
+	if c.Pricing == pricingLearned {
+		return learnedArms
+	}
+	return arms
+}
+
 const notBuilt = `
 not built:
-  cost-calibrate; --pricing learned; --device cuda:N
+  cost-calibrate; --device cuda:N
 `
 
 func main() {
@@ -71,12 +88,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	c := config{}
 	var asJSON bool
-	var report, pricing, dev string
+	var report, dev string
 	fs := flag.NewFlagSet("acceptance", flag.ContinueOnError)
 	fs.SetOutput(stderr)
-	fs.StringVar(&c.Phase, "phase", "all", "all, or one of: "+strings.Join(phases(), ", "))
+	fs.StringVar(&c.Phase, "phase", "all", "all, or one of: "+strings.Join(phases(arms), ", "))
 	fs.StringVar(&c.Pressure, "pressure", "both", "of split-conversion: cap (test hooks), ballast (live memory), both")
-	fs.StringVar(&pricing, "pricing", "exact", "how calls are priced: exact (learned is not built)")
+	fs.StringVar(&c.Pricing, "pricing", pricingExact, "how calls are priced: exact, or learned (the model's ability to rehearse is hidden)")
 	fs.StringVar(&c.Model, "model", "builtin:"+builtin.Default, "model folder, or builtin:NAME")
 	fs.IntVar(&c.Requests, "requests", 8, "requests of a call")
 	fs.IntVar(&c.Tokens, "tokens", 512, "tokens of each")
@@ -93,8 +110,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "usage: acceptance [flags]")
 		fs.PrintDefaults()
 		fmt.Fprintln(stderr, "\narms:")
-		for i := range arms {
-			fmt.Fprintf(stderr, "  %-36s %s\n", arms[i].name, arms[i].what)
+		for _, a := range slices.Concat(arms, learnedArms) {
+			fmt.Fprintf(stderr, "  %-40s %s\n", a.name, a.what)
 		}
 		if !failpoint.Enabled {
 			fmt.Fprintln(stderr, "\nnot in this build:\n ", noFailpoints)
@@ -114,14 +131,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	switch {
 	case fs.NArg() > 0:
 		return usage("unknown argument %q", fs.Arg(0))
-	case pricing == "learned":
-		return usage("--pricing learned is not built yet\nhint: exact is the only pricing so far")
-	case pricing != "exact":
-		return usage("--pricing %q is not known: exact", pricing)
+	case c.Pricing != pricingExact && c.Pricing != pricingLearned:
+		return usage("--pricing %q is not known: exact, learned", c.Pricing)
 	case dev != "host":
 		return usage("--device %q is not built yet\nhint: host is the only device so far", dev)
-	case c.Phase != "all" && !slices.Contains(phases(), c.Phase):
-		return usage("--phase %q is not built\nhint: all, or one of %s", c.Phase, strings.Join(phases(), ", "))
+	case c.Phase != "all" && !slices.Contains(phases(arms), c.Phase):
+		return usage("--phase %q is not built\nhint: all, or one of %s", c.Phase, strings.Join(phases(arms), ", "))
+	case c.Phase != "all" && !slices.Contains(phases(c.arms()), c.Phase):
+		return usage("--phase %q does not depend on --pricing\nhint: leave --pricing out, or take one of %s", c.Phase, strings.Join(phases(learnedArms), ", "))
 	case c.Pressure != "both" && c.Pressure != pressureCap && c.Pressure != pressureBallast:
 		return usage("--pressure %q is not known: cap, ballast, both", c.Pressure)
 	case c.Requests < 2 || c.Requests > 1<<16 || c.Tokens < 8 || c.Tokens > 1<<24:
@@ -134,6 +151,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	var results []*Result
 	var verdicts []Verdict
+	arms := c.arms()
 	for i := range arms {
 		a := &arms[i]
 		if !a.selected(&c) {
