@@ -47,11 +47,11 @@ func (l *Lease) Name() string { return l.slot.name }
 // Adapter is what the pass ran with; nil for the base model.
 func (l *Lease) Adapter() *forward.Adapter { return l.slot.adapter }
 
-// Stale says that the slot was stepped since the lease was taken, so that a backward would mix two sets of weights.
+// Stale says that the slot was stepped since the lease was taken, so that a backward would mix two sets of weights, or that the set was closed.
 func (l *Lease) Stale() bool {
 	l.set.mu.Lock()
 	defer l.set.mu.Unlock()
-	return l.slot.revision != l.revision
+	return l.slot.gone || l.slot.revision != l.revision
 }
 
 // idle says why a slot cannot be replaced or unloaded now. The caller holds mu.

@@ -22,6 +22,15 @@ func (t *TrainerRank) adaptable() (*slots.Set, error) {
 	return t.slots, nil
 }
 
+// still waits for the call, or the backward, that runs, and holds up others until the function that it returns is called: parameters do not change under a pass, nor between a call's
+// plan and its run. With a context that is over it does not wait: whatever was to be done fails with it where the ranks meet, before anything has changed.
+func (t *TrainerRank) still(ctx context.Context) func() {
+	if t.lock(ctx) != nil {
+		return func() {}
+	}
+	return func() { <-t.turn }
+}
+
 // LoadCheckpoint loads an adapter folder, as PEFT or [TrainerRank.SaveCheckpoint] wrote it, under a name. A slot of the name is replaced, unless graphs of it are
 // live or gradients pending. All ranks call it.
 func (t *TrainerRank) LoadCheckpoint(ctx context.Context, name, dir string) error {
@@ -29,7 +38,18 @@ func (t *TrainerRank) LoadCheckpoint(ctx context.Context, name, dir string) erro
 	if err != nil {
 		return err
 	}
+	defer t.still(ctx)()
 	return s.Load(ctx, name, dir, slots.LoadOptions{})
+}
+
+// SaveCheckpoint writes a checkpoint into a folder that PEFT reads, with what it takes to train on with the same bits: see [slots.Set.Prepare], also for the two phases
+// of a save. Whoever reads the folder has the old checkpoint or the new one, whole. All ranks call it, and rank 0 writes.
+func (t *TrainerRank) SaveCheckpoint(ctx context.Context, name, dir string) error {
+	s, err := t.adaptable()
+	if err != nil {
+		return err
+	}
+	return s.Save(ctx, name, dir)
 }
 
 // CreateCheckpoint makes a fresh adapter, whose additions are zero. All ranks call it.
@@ -38,6 +58,7 @@ func (t *TrainerRank) CreateCheckpoint(ctx context.Context, name string, c slots
 	if err != nil {
 		return err
 	}
+	defer t.still(ctx)()
 	return s.Create(ctx, name, c)
 }
 
@@ -77,12 +98,13 @@ func (t *TrainerRank) ZeroGrad(names ...string) error {
 	return s.ZeroGrad(names...)
 }
 
-// OptimStep is one step of AdamW for the selected slots; see [slots.Set.Step]. All ranks call it.
+// OptimStep is one step of AdamW for the selected slots; see [slots.Set.Step]. It waits for the call that runs. All ranks call it.
 func (t *TrainerRank) OptimStep(ctx context.Context, o slots.StepOptions) (*slots.StepReport, error) {
 	s, err := t.adaptable()
 	if err != nil {
 		return nil, err
 	}
+	defer t.still(ctx)()
 	return s.Step(ctx, o)
 }
 
@@ -107,8 +129,9 @@ func (t *TrainerRank) ensure(ctx context.Context, c *call, err error) error {
 	return err
 }
 
-// Close gives back the memory of all checkpoints. Results stay until they are released.
+// Close gives back the memory of all checkpoints, once the call that runs has ended. Results stay until they are released, but their graphs are of no use any more.
 func (t *TrainerRank) Close() {
+	defer t.still(context.Background())()
 	if t.slots != nil {
 		t.slots.Close()
 	}

@@ -151,7 +151,7 @@ func train(ctx context.Context, o options, w io.Writer) (*curve, error) {
 	}
 	fmt.Fprintf(w, "seed %d: %.1f%% right after %d steps in %.0f s; digest %016x\n", o.seed, 100*l.curve.after, o.steps, time.Since(start).Seconds(), l.curve.digest)
 	if o.save != "" {
-		if err := rank.Checkpoints().Save(ctx, policy, o.save); err != nil {
+		if err := rank.SaveCheckpoint(ctx, policy, o.save); err != nil {
 			return nil, err
 		}
 	}
