@@ -15,13 +15,13 @@ import (
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/forward/prefixtree"
 	"github.com/trainerrank/engine/internal/golden"
-	"github.com/trainerrank/engine/ladder"
 	"github.com/trainerrank/engine/profile"
+	"github.com/trainerrank/engine/slots"
 )
 
 // calls is how many random calls are held against every cut of theirs. docs/planner.md has what came of ten thousand:
 // go test -run Oracle -calls 10000 -timeout 2h -v ./trainerrank
-var calls = flag.Int("calls", 150, "random calls of TestOracle")
+var calls = flag.Int("calls", 100, "random calls of TestOracle")
 
 // windowed is a model in which half of the layers see four positions, all have four norms, and the head is the embedding.
 const windowed = `{"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 40, "intermediate_size": 56,
@@ -29,17 +29,18 @@ const windowed = `{"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3
 	"query_pre_attn_scalar": 24, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "rope_theta": 10000.0,
 	"rope_local_base_freq": 10000.0, "vocab_size": 71, "tie_word_embeddings": true, "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 4096}`
 
-// oracle knows all prices of a call: of every run of its visiting order with full sharing.
+// oracle knows all prices of a call under one retention: of every run of its visiting order with full sharing.
 type oracle struct {
-	order  []int // the requests that want an output, in visiting order
-	prices [][]profile.Price
+	retention Retention
+	order     []int // the requests that want an output, in visiting order
+	prices    [][]profile.Price
 }
 
 func (o *oracle) price(lo, hi int) profile.Price { return o.prices[lo][hi-lo-1] }
 
-func newOracle(t *testing.T, p *planner, order []int) *oracle {
+func newOracle(t *testing.T, p *planner, order []int, r Retention) *oracle {
 	t.Helper()
-	o := &oracle{order: order}
+	o := &oracle{retention: r, order: order}
 	for lo := range order {
 		var list []profile.Price
 		for hi := lo + 1; hi <= len(order); hi++ {
@@ -56,7 +57,7 @@ func (o *oracle) of(t *testing.T, p *planner, requests []int) profile.Price {
 	if requests = slices.Clone(requests); len(requests) == len(o.order) {
 		slices.Sort(requests)
 	}
-	price, err := p.Minimal(requests, ladder.Stored)
+	price, err := p.Minimal(requests, o.retention)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +93,7 @@ func (o *oracle) monotone(t *testing.T, p *planner, r *rand.Rand) {
 	t.Helper()
 	check := func(less, more profile.Price, of, with []int) {
 		if less.Required > more.Required || less.Retained > more.Retained || less.Outputs > more.Outputs || less.Ephemeral() > more.Ephemeral() {
-			t.Errorf("requests %v need %+v, and %v need %+v", of, less, with, more)
+			t.Errorf("%s: requests %v need %+v, and %v need %+v", o.retention, of, less, with, more)
 		}
 	}
 	n := len(o.order)
@@ -117,69 +118,113 @@ func (o *oracle) monotone(t *testing.T, p *planner, r *rand.Rand) {
 	}
 }
 
+// school is a model with two adapters, and a rank of it.
+type school struct {
+	*golden.Loaded
+	rank   *TrainerRank
+	tables []prefixtree.Table // that it comes with
+}
+
+func newSchool(t *testing.T, folder fs.FS, threads int) *school {
+	t.Helper()
+	m := golden.Load(t, folder, golden.Options{Threads: threads, Capacity: 64 << 20})
+	rank, err := New(m.Model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(rank.Close)
+	for i, name := range []string{"a", "b"} {
+		if err := rank.CreateCheckpoint(t.Context(), name, slots.Config{Rank: 2 + i, Alpha: 4, TargetPattern: slots.AllLinear, Seed: uint64(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &school{m, rank, rank.tables}
+}
+
 // trial is a random call with all that is known of it.
 type trial struct {
 	*testing.T
-	what       string
-	m          *golden.Loaded
-	opts       []Option
-	in         forward.Inputs
-	inputs     []forward.Input
-	want       []golden.Answer // of the unsplit call
-	inequality []int64         // the least that any cut into so many chunks needs
-	whole      int64
-	least      int64
-	seen       *seen
+	*school
+	what   string
+	tables []prefixtree.Table
+	in     forward.Inputs
+	inputs []forward.Input
+	grads  []forward.OutputGrad // nil if no graph is kept
+	want   []golden.Answer      // of the unsplit call
+	cuts   []cuts               // by retention, in the order in which they are tried
+	least  int64                // that any way of running it needs
+	seen   *seen
+}
+
+// cuts are what the best of all cuts of a call need under a retention, by counts of chunks.
+type cuts struct {
+	Retention
+	inequality, running []int64
+}
+
+// judged is what a cut is judged by, by counts of chunks.
+func (c *trial) judged(k *cuts) []int64 {
+	if c.grads != nil {
+		return k.inequality
+	}
+	return k.running
 }
 
 // seen counts what was tried.
-type seen struct{ calls, budgets, splits, refusals, prefixes, runs, splitRuns int }
+type seen struct{ calls, training, budgets, splits, refusals, prefixes, runs, splitRuns, backwards int }
 
 func (s *seen) String() string {
-	return fmt.Sprintf("%d calls planned in %d budgets: %d splits, %d refusals, %d largest prefixes; %d run, %d of them split",
-		s.calls, s.budgets, s.splits, s.refusals, s.prefixes, s.runs, s.splitRuns)
+	return fmt.Sprintf("%d calls, %d of them with gradients, planned in %d budgets: %d splits, %d refusals, %d largest prefixes; %d run, %d of them split, %d backward too",
+		s.calls, s.training, s.budgets, s.splits, s.refusals, s.prefixes, s.runs, s.splitRuns, s.backwards)
 }
 
-// fewest is the smallest number of chunks into which any cut satisfies the inequality; -1 if none does.
-func (c *trial) fewest(usable int64) int {
-	return slices.IndexFunc(c.inequality, func(n int64) bool { return n <= usable })
+// on is the rank with so many usable bytes of a device.
+func (c *trial) on(usable int64, dev device.Device) *TrainerRank {
+	c.rank.limit, c.rank.dev, c.rank.tables = usable, dev, append(slices.Clone(c.tables), c.school.tables...)
+	return c.rank
 }
 
-// rank wraps the model with so many usable bytes, on its device or on one full of NaN.
-func (c *trial) rank(usable int64, dev device.Device) *TrainerRank {
-	rank, err := New(c.m.Model, append(c.opts, WithUsableBytes(usable), WithDevice(dev))...)
-	if err != nil {
-		c.Fatal(err)
+// agrees holds how a call is run against the oracle: it is under the first retention with a cut that fits, and in no more subforwards than the fewest of these.
+func (c *trial) agrees(what string, usable int64, count int, retention Retention) {
+	for i := range c.cuts {
+		k := &c.cuts[i]
+		fewest := slices.IndexFunc(k.inequality, func(n int64) bool { return n <= usable })
+		if fewest < 0 && (c.grads != nil || slices.Min(k.running) > usable) {
+			continue
+		}
+		if retention != k.Retention || fewest > 0 && count > fewest || (count == 1) != (k.inequality[1] <= usable) {
+			c.Errorf("%s: %s in %d subforwards, and %s in %d would do", what, retention, count, k.Retention, fewest)
+		}
+		return
 	}
-	return rank
+	c.Errorf("%s: %s in %d subforwards, and no cut fits", what, retention, count)
 }
 
 // planned holds the plan in so many bytes against the oracle.
 func (c *trial) planned(usable int64, prefix bool) {
-	rank := c.rank(usable, c.m.Host)
+	what := fmt.Sprintf("%s, %d usable bytes", c.what, usable)
+	rank := c.on(usable, c.Host)
 	a, err := rank.admitted(c, c.in)
 	if err != nil {
 		c.Fatal(err)
 	}
 	c.seen.budgets++
 	if (a.Verdict == Refused) != (usable < c.least) {
-		c.Errorf("%s, %d usable bytes: %s, the smallest budget is %d", c.what, usable, a.Verdict, c.least)
+		c.Errorf("%s: %s, the smallest budget is %d", what, a.Verdict, c.least)
 	}
 	if a.Verdict != Refused {
-		if a.PredictedPeakBytes > usable || a.Shares.Total() != a.PredictedPeakBytes || (a.Verdict == Whole) != (usable >= c.whole) {
-			c.Errorf("%s, %d usable bytes: %s, predicted %d, shares %v, whole %d", c.what, usable, a.Verdict, a.PredictedPeakBytes, a.Shares, c.whole)
+		if a.PredictedPeakBytes > usable || a.Shares.Total() != a.PredictedPeakBytes {
+			c.Errorf("%s: %s, predicted %d, shares %v", what, a.Verdict, a.PredictedPeakBytes, a.Shares)
 		}
-		if k := c.fewest(usable); k > 0 && a.SubforwardCount() > k {
-			c.Errorf("%s, %d usable bytes: %d subforwards, %d would do", c.what, usable, a.SubforwardCount(), k)
-		}
-		if a.SubforwardCount() > 1 {
+		c.agrees(what, usable, a.SubforwardCount(), a.Retention)
+		if a.Verdict == Split {
 			c.seen.splits++
 		}
 		return
 	}
 	c.seen.refusals++
-	if a.SmallestBudgetBytes != c.least || a.PredictedPeakBytes != c.whole {
-		c.Errorf("%s, %d usable bytes: refused with the smallest budget %d, want %d, predicted %d, want %d", c.what, usable, a.SmallestBudgetBytes, c.least, a.PredictedPeakBytes, c.whole)
+	if whole := c.cuts[0].inequality[1]; a.SmallestBudgetBytes != c.least || a.PredictedPeakBytes != whole {
+		c.Errorf("%s: refused with the smallest budget %d, want %d, predicted %d, want %d", what, a.SmallestBudgetBytes, c.least, a.PredictedPeakBytes, whole)
 	}
 	if !prefix {
 		return
@@ -191,7 +236,7 @@ func (c *trial) planned(usable int64, prefix bool) {
 			c.Fatal(err)
 		}
 		if (p.Verdict == Refused) != refused {
-			c.Errorf("%s, %d usable bytes, largest prefix %d: the first %d inputs are %s", c.what, usable, a.LargestPrefix, n, p.Verdict)
+			c.Errorf("%s, largest prefix %d: the first %d inputs are %s", what, a.LargestPrefix, n, p.Verdict)
 		}
 	}
 }
@@ -211,7 +256,7 @@ func (t *TrainerRank) admitted(c *trial, in forward.Inputs) (*Admission, error) 
 
 // ran runs the call in so many bytes: of a limit, or what live ballast leaves of the device.
 func (c *trial) ran(usable int64, dev device.Device, ballast bool) {
-	rank := c.rank(usable, dev)
+	rank := c.on(usable, dev)
 	if ballast {
 		usable &^= device.PageSize - 1
 		block, err := dev.Allocate(device.Ballast, dev.Free()-usable)
@@ -219,7 +264,7 @@ func (c *trial) ran(usable int64, dev device.Device, ballast bool) {
 			c.Fatal(err)
 		}
 		defer block.Free()
-		rank = c.rank(math.MaxInt64, dev)
+		rank = c.on(math.MaxInt64, dev)
 	}
 	what := fmt.Sprintf("%s, run in %d usable bytes (ballast %t)", c.what, usable, ballast)
 	c.seen.runs++
@@ -229,7 +274,7 @@ func (c *trial) ran(usable int64, dev device.Device, ballast bool) {
 	now := dev.Stats()
 	if usable < c.least {
 		var e *MemoryError
-		if !errors.As(err, &e) || e.SmallestBudgetBytes != c.least || e.UsableLimitBytes != usable || e.PredictedPeakBytes != c.whole || now.PeakAllocated != before.Allocated {
+		if !errors.As(err, &e) || e.SmallestBudgetBytes != c.least || e.UsableLimitBytes != usable || e.PredictedPeakBytes != c.cuts[0].inequality[1] || now.PeakAllocated != before.Allocated {
 			c.Errorf("%s: %v", what, err)
 		}
 	} else if err != nil {
@@ -237,25 +282,32 @@ func (c *trial) ran(usable int64, dev device.Device, ballast bool) {
 	}
 	if res != nil {
 		tel := res.Telemetry
-		for name, n := range map[string]int64{
-			"observed": tel.ObservedPeakBytes, "in use": now.PeakInUse - before.TotalInUse(), "allocated": now.PeakAllocated - before.Allocated,
-		} {
-			if n != tel.PredictedPeakBytes || n > usable {
-				c.Errorf("%s: %s %d, predicted %d", what, name, n, tel.PredictedPeakBytes)
-			}
-		}
-		if k := c.fewest(usable); k > 0 && tel.SubforwardCount > k {
-			c.Errorf("%s: %d subforwards, %d would do", what, tel.SubforwardCount, k)
+		c.agrees(what, usable, tel.SubforwardCount, tel.Retention)
+		if tel.SubforwardCount > 1 {
+			c.seen.splitRuns++
 		}
 		if kept := now.TotalInUse() - before.TotalInUse(); kept != tel.RetainedBytes || now.InUse[device.Scratch] != 0 {
 			c.Errorf("%s: %d bytes kept, %d retained", what, kept, tel.RetainedBytes)
 		}
-		if tel.SubforwardCount > 1 {
-			c.seen.splitRuns++
-		}
 		for i, o := range res.Outputs.Flat() {
 			if d := golden.Diff(c.want[i], golden.Copy(o)); d != "" {
 				c.Errorf("%s: output %d of %d subforwards:\n%s", what, i, tel.SubforwardCount, d)
+			}
+		}
+		if c.grads != nil {
+			if err := res.Backward(c.Context(), c.grads); err != nil {
+				c.Errorf("%s: %v", what, err)
+			}
+			c.seen.backwards++
+			now = dev.Stats()
+		}
+		// A split with gradients is admitted with all that is ever kept beside the most intermediates, which may be those of a forward before the rest is there.
+		exact := c.grads == nil || tel.SubforwardCount == 1
+		for name, n := range map[string]int64{
+			"observed": res.ObservedPeakBytes(), "in use": now.PeakInUse - before.TotalInUse(), "allocated": now.PeakAllocated - before.Allocated,
+		} {
+			if n > tel.PredictedPeakBytes || n > usable || exact && n != tel.PredictedPeakBytes {
+				c.Errorf("%s: %s %d, predicted %d", what, name, n, tel.PredictedPeakBytes)
 			}
 		}
 		res.Release()
@@ -266,26 +318,56 @@ func (c *trial) ran(usable int64, dev device.Device, ballast bool) {
 	}
 }
 
-// Random calls, nested at random, in budgets around every threshold, against every contiguous cut of the order in which they are visited. If any cut
-// satisfies the inequality, the call is admitted with no more subforwards than the fewest of those. What is admitted fits, and when it is run takes what was
-// predicted, to the byte, with the bits of the unsplit call; memory never runs out. The smallest budget is the least running peak of all cuts: with a byte less the call is
-// refused. The largest prefix is admitted and one input more is not. Prices never fall when a chunk gets another request. Nothing is left of any call.
+// varied gives some calls several groups: inputs on one of two adapters or none, and of some calls some that keep a graph. It returns cotangents if one does.
+func varied(r *rand.Rand, spec forward.Spec, inputs []forward.Input) []forward.OutputGrad {
+	kind := r.IntN(4)
+	if kind < 2 {
+		return nil
+	}
+	grads, any := make([]forward.OutputGrad, len(inputs)), false
+	for i := range inputs {
+		in := &inputs[i]
+		in.Checkpoint = []forward.Selection{forward.BaseModel(), forward.Checkpoint("a"), forward.Checkpoint("b")}[r.IntN(3)]
+		if kind == 2 || in.Checkpoint == forward.BaseModel() || r.IntN(4) == 0 || !in.Active() {
+			continue
+		}
+		in.Grad, any = forward.WithGrad, true
+		some := func(n int) []float32 { return slices.Repeat([]float32{r.Float32()}, n) }
+		if in.Targets != nil {
+			grads[i].TargetLogprobs = some(len(in.Targets))
+		}
+		if in.Logits {
+			grads[i].Logits = some(len(in.Tokens) * spec.Vocabulary)
+		}
+		if in.HiddenStates {
+			grads[i].HiddenStates = some(len(in.Tokens) * spec.Hidden)
+		}
+	}
+	if !any {
+		return nil
+	}
+	return grads
+}
+
+// Random calls, nested at random, on several adapters and some with gradients, in budgets around every threshold, against every contiguous cut of the order in which they are
+// visited. If any cut satisfies the inequality, the call is admitted with no more subforwards than the fewest of those; with gradients under the first retention under which
+// one does. What is admitted fits, and when it is run, forward and backward, takes what was predicted, to the byte, with the bits of the unsplit call; memory never runs out.
+// The smallest budget is the least of all cuts, without gradients by their running peaks: with a byte less the call is refused. The largest prefix is admitted and one
+// input more is not. Prices never fall when a chunk gets another request. Nothing is left of any call.
 func TestOracle(t *testing.T) {
 	n := *calls
 	if testing.Short() {
 		n = min(n, 25)
 	}
 	small := golden.Synthetic{Config: windowed, DType: "F32", Seed: 7}.Write(t)
-	var models []*golden.Loaded
+	var schools []*school
 	for threads := 1; threads <= 3; threads++ {
-		for _, folder := range []fs.FS{golden.FS(t, "qwen2-tiny"), small} {
-			models = append(models, golden.Load(t, folder, golden.Options{Threads: threads, Capacity: 16 << 20}))
-		}
+		schools = append(schools, newSchool(t, golden.FS(t, "qwen2-tiny"), threads), newSchool(t, small, threads))
 	}
 	total := &seen{}
 	for seed := uint64(0); total.calls < n; seed++ {
 		r := golden.Rand(seed)
-		m := models[r.IntN(len(models))]
+		m := schools[r.IntN(len(schools))]
 		most, longest := 9, 200
 		if r.IntN(16) == 0 { // several blocks of rows for every worker
 			longest = 1000
@@ -297,16 +379,22 @@ func TestOracle(t *testing.T) {
 		if r.IntN(4) == 0 { // outputs that outweigh all scratch
 			inputs[r.IntN(len(inputs))].TopK = 1 + r.IntN(m.Spec().Vocabulary)
 		}
-		c := &trial{T: t, what: fmt.Sprintf("seed %d, %d threads", seed, m.Backend.Threads()), m: m, in: golden.Nested(r, inputs), inputs: inputs, seen: total}
+		c := &trial{T: t, school: m, what: fmt.Sprintf("seed %d, %d threads", seed, m.Backend.Threads()), inputs: inputs, seen: total}
+		c.grads = varied(r, m.Spec(), inputs)
+		c.in = golden.Nested(r, inputs)
 		if r.IntN(3) == 0 { // under which the cheapest layout shares nothing
-			c.opts = []Option{WithCostTables(prefixtree.Table{Name: "dear", Coefficients: prefixtree.Coefficients{Token: 1, Segment: 1e6, Level: 1e6}})}
+			c.tables = []prefixtree.Table{{Name: "dear", Coefficients: prefixtree.Coefficients{Token: 1, Segment: 1e6, Level: 1e6}}}
 		}
-		rank := c.rank(math.MaxInt64, m.Host)
+		rank := c.on(math.MaxInt64, m.Host)
 		flat, err := rank.newCall(c.in, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		q, err := rank.ask(flat, &ground{model: rank.exact}, true)
+		g, err := rank.survey(t.Context(), flat, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := rank.ask(flat, g, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -325,17 +413,29 @@ func TestOracle(t *testing.T) {
 			continue
 		}
 		total.calls++
-		o := newOracle(t, p, lc.Order[:wanted])
-		o.monotone(t, p, r)
-		var running []int64
-		c.inequality, running = o.cuts()
-		c.whole, c.least = running[1], slices.Min(running)
+		retentions := []Retention{Stored}
+		if c.grads != nil {
+			retentions = append(retentions, Layer, Replay)
+			total.training++
+		}
+		c.least = math.MaxInt64
+		var thresholds []int64
+		for _, keep := range retentions {
+			o := newOracle(t, p, lc.Order[:wanted], keep)
+			o.monotone(t, p, r)
+			k := cuts{Retention: keep}
+			k.inequality, k.running = o.cuts()
+			c.cuts = append(c.cuts, k)
+			c.least = min(c.least, slices.Min(c.judged(&k)))
+			thresholds = append(append(thresholds, k.inequality...), k.running...)
+		}
+		whole := c.cuts[0].inequality[1]
 		if a, err := rank.Plan(t.Context(), c.in); err != nil || a.SmallestBudgetBytes != c.least || a.LargestPrefix != len(inputs) {
 			t.Errorf("%s: %v, smallest budget %d, want %d", c.what, err, a.SmallestBudgetBytes, c.least)
 		}
 
 		budgets := []int64{0, c.least - 1, c.least, c.least + 1, c.least / 2, r.Int64N(c.least)}
-		for _, n := range append(slices.Clone(c.inequality), running...) {
+		for _, n := range thresholds {
 			if n < math.MaxInt64 {
 				budgets = append(budgets, n-1, n, n+device.PageSize-1)
 			}
@@ -346,13 +446,13 @@ func TestOracle(t *testing.T) {
 			c.planned(usable, r.IntN(3) == 0 || usable == c.least-1)
 		}
 
-		res, err := rank.DPRankForward(t.Context(), c.in)
+		res, err := c.on(math.MaxInt64, m.Host).DPRankForward(t.Context(), c.in)
 		if err != nil {
 			t.Fatal(err)
 		}
 		c.want = golden.CopyAll(res.Outputs.Flat())
 		res.Release()
-		for _, usable := range []int64{c.least, budgets[r.IntN(len(budgets))], c.least + r.Int64N(c.whole-c.least+1)} {
+		for _, usable := range []int64{c.least, budgets[r.IntN(len(budgets))], c.least + r.Int64N(max(0, whole-c.least)+1)} {
 			dev := device.Device(m.Host)
 			if r.IntN(2) == 0 {
 				dev = m.Dirty
@@ -364,7 +464,7 @@ func TestOracle(t *testing.T) {
 		}
 	}
 	t.Log(total)
-	if total.splits < n || total.splitRuns < n/2 || total.refusals < n || total.prefixes < n/2 {
+	if total.splits < n || total.splitRuns < n/2 || total.refusals < n || total.prefixes < n/2 || total.backwards < n/4 {
 		t.Error("the calls are too easy")
 	}
 }
