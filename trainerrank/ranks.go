@@ -58,6 +58,9 @@ func (t *TrainerRank) meet(ctx context.Context, tag string, mine word, err error
 				whys[i] = all[i].Why
 			}
 		}
+		if failed != nil && !stage.peers {
+			t.abandonPeers(failed)
+		}
 		err = told(err, failed, whys)
 		for i := range all {
 			if err == nil && stage.peers && all[i].Plan != all[0].Plan {
@@ -71,6 +74,16 @@ func (t *TrainerRank) meet(ctx context.Context, tag string, mine word, err error
 		mine.Why = failure(err)
 	}
 	return mine, err
+}
+
+// abandonPeers ends the world of the peers because that of the other ranks has ended in a meeting. A peer meets other ranks: for it the meeting may
+// have gone well, and then it goes on to where it would wait for this rank.
+func (t *TrainerRank) abandonPeers(why error) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(why)
+	if t.peers.Size() > 1 {
+		_ = t.peers.Barrier(ctx, "forward/abandon") // a context that has ended ends the world
+	}
 }
 
 // settle is the meeting about the plan of a call, and about its run, where a is nil.

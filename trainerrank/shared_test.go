@@ -364,3 +364,76 @@ func TestPeersTellTheOtherRanks(t *testing.T) {
 		}
 	}
 }
+
+// ending is a world in which the context of the n-th collective ends.
+type ending struct {
+	collective.World
+	n int
+}
+
+func (e *ending) AllGather(ctx context.Context, tag string, mine []byte) ([][]byte, error) {
+	if e.n--; e.n == 0 {
+		ended, end := context.WithCancel(ctx)
+		end()
+		ctx = ended
+	}
+	return e.World.AllGather(ctx, tag, mine)
+}
+
+// The same four, one of whose contexts ends in a meeting with the other ranks, of which its peer knows nothing: none waits.
+func TestPeersDoNotWaitForOneThatHasLeft(t *testing.T) {
+	models := make([]*golden.Loaded, 4)
+	for i := range models {
+		models[i] = golden.Load(t, golden.FS(t, "qwen2-tiny"), golden.Options{})
+	}
+	item := forward.One(forward.Input{Tokens: tokens(5), Targets: labels(5)})
+	for name, call := range map[string]func(context.Context, *trainerrank.TrainerRank) error{
+		"a call": func(ctx context.Context, rank *trainerrank.TrainerRank) error {
+			res, err := rank.DPRankForward(ctx, item, trainerrank.AgreeAcrossRanks())
+			if err == nil {
+				res.Release()
+			}
+			return err
+		},
+		"waves": func(ctx context.Context, rank *trainerrank.TrainerRank) error {
+			return waves(ctx, rank, []forward.Inputs{item, item, item}, nil).err
+		},
+	} {
+		last := 0 // the last collective whose end a rank of the other column did not notice
+		for n := 1; ; n++ {
+			rows := [2]*collective.Group{collective.NewGroup(2), collective.NewGroup(2)}
+			columns := [2]*collective.Group{collective.NewGroup(2), collective.NewGroup(2)}
+			ctx, left := soon(t), &ending{columns[0].Rank(0), n}
+			errs := make([]error, 4)
+			err := collective.Run(4, func(w collective.World) error {
+				i := w.Rank()
+				row, column := i/2, i%2
+				world := columns[column].Rank(row)
+				if i == 0 {
+					world = left
+				}
+				rank, err := trainerrank.New(models[i].Model, trainerrank.WithWorld(world), trainerrank.WithSharedInputs(rows[row].Rank(column)))
+				if err == nil {
+					errs[i] = call(ctx, rank)
+				}
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if left.n > 0 { // there were not so many
+				if n < 3 || errors.Join(errs...) != nil || last > 0 && last < n-1 {
+					t.Errorf("%s: %d collectives, at the %dth some went on; at last %v", name, n-1, last, errs)
+				}
+				break
+			}
+			for i, err := range errs {
+				if err == nil && i%2 == 1 { // nothing was left to do
+					last = n
+				} else if err == nil || errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("%s, collective %d: rank %d: %v", name, n, i, err)
+				}
+			}
+		}
+	}
+}

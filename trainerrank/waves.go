@@ -151,6 +151,9 @@ func (w *waves) compare(err error) error {
 		mine.Print = fmt.Sprint(w.all.fingerprint(), w.first)
 	}
 	all, failed := exchange(w.ctx, w.world, "forward/items", mine)
+	if failed != nil {
+		w.abandonPeers(failed)
+	}
 	whys, counts := make([]string, len(all)), make([]int, len(all))
 	for i := range all {
 		whys[i], counts[i] = all[i].Why, all[i].Count
