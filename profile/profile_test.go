@@ -168,7 +168,7 @@ func TestRetainedFractionIsMaxMergedOnceObserved(t *testing.T) {
 }
 
 // Section 7.2: forward 60 GiB of which 30 stay, backward 100. Halves need 55 each and keep 16.5: 71.5 GiB together. The
-// fraction of the forward times the peak of the backward would be 82.5 (#860, and defect 11: the backward is learned).
+// fraction of the forward times the peak of the backward would be 82.5 (#860; #812 and defect 11: the backward is learned).
 func TestBackwardPeakDoesNotInflateRetainedSplitMemory(t *testing.T) {
 	const n = 1 << 20
 	for _, outputs := range []int64{0, 4 * gib} {

@@ -15,10 +15,25 @@ import (
 )
 
 // Opaque is the model without its ability to rehearse, as if somebody else had made it: calls of it are priced by what calls took that ran before.
-func Opaque(m forward.Model) forward.Model { return opaque{m} }
+// It takes adapters if the model does.
+func Opaque(m forward.Model) forward.Model {
+	if a, ok := m.(forward.Adaptable); ok {
+		return adaptable{opaque{m}, a}
+	}
+	return opaque{m}
+}
 
 // opaque hides all but the methods of [forward.Model], and what a model says about itself.
 type opaque struct{ forward.Model }
+
+// adaptable is an opaque model that takes adapters.
+type adaptable struct {
+	opaque
+	model forward.Adaptable
+}
+
+// Modules lists the projections of the model.
+func (a adaptable) Modules() []forward.Module { return a.model.Modules() }
 
 // Device is the device of the model's weights, nil if the model names none.
 func (o opaque) Device() device.Device {

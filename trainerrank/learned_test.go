@@ -18,13 +18,21 @@ import (
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/internal/golden"
 	"github.com/trainerrank/engine/profile"
+	"github.com/trainerrank/engine/slots"
 	"github.com/trainerrank/engine/trainerrank"
 )
 
 // This file tests calls of models that cannot rehearse. Comments name the defects of the studied system that a test is about, by their numbers in section 9 (#848) and
-// section 10 (10.3) of the reference. Those that are about the arithmetic of prices alone have their tests below: in package profile #860 and #877 (with 10.13, 10.27 and 10.28),
-// #893, #913's figure, #870's reserve, and 10.3 to 10.6; in package ladder #877's split and 10.7 to 10.10. #826 is in package prefixtree; #906 and 10.16 are in
-// agree_test.go; #899 and 10.18 for exact prices, 10.20, 10.22 and 10.25 in the other files here.
+// section 10 (10.3) of the reference. Others are tested where their code is:
+//
+//   - package profile, the arithmetic of prices: #812, #848, #860, #870, #877, #893, #913, #927, 10.1, 10.3 to 10.6, 10.11, 10.13, 10.27, 10.28, 10.31
+//   - package ladder: #877, #906, 10.6 to 10.8, 10.10, 10.13, 10.20, 10.22
+//   - the other files here: #826, #840, #872, #899, #906, #907, #927 (width_test.go, waves_test.go, shared_test.go), 10.16 (agree_test.go), 10.18 (refusal_test.go), 10.25 (rules_test.go)
+//   - package slots: #799, #823, #835
+//
+// The rest is about what the engine does not have: an allocator that keeps what is freed (#900, but for its second half: nothing is run twice), buffers of expert-parallel exchanges (#894), selective
+// recomputation (#914, #915, #922), tensor-, context- and pipeline-parallel runs (#832, #854, #859, #916, #917), tables fitted on GPUs (#836, #843), versions of graphs
+// (#925), and what a caller's backward takes where a model cannot rehearse (#898), which is not built.
 
 // scripted is a model that takes the memory that it is told to. All its answers are 0.
 type scripted struct {
@@ -461,7 +469,7 @@ func TestAColdCallMayTakeMoreThanItsEstimate(t *testing.T) {
 	}
 }
 
-// #848, #872, #913, 10.20: if there is too little, an unsplit call is a MemoryError with the numbers of the plan that ran, which were in the telemetry before it did. Nothing is left and nothing is
+// #848, #872, #900, #913, 10.20: if there is too little, an unsplit call is a MemoryError with the numbers of the plan that ran, which were in the telemetry before it did. Nothing is left and nothing is
 // tried twice; the same call is not admitted for the same bytes again, and with more it runs.
 func TestRunningOut(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -833,14 +841,64 @@ func TestLearnedWavesGrow(t *testing.T) {
 	}
 }
 
+// Requests on a checkpoint are priced apart from those on the base model, and have the bits that an exact price gives.
+func TestLearnedCallsOnACheckpoint(t *testing.T) {
+	m, exact := trained(t, "qwen2-tiny", golden.Options{Threads: 2})
+	inputs := golden.Inputs(golden.Requests(t, golden.FS(t, "qwen2-tiny")))
+	in, onA := forward.Many(inputs...), trainerrank.WithCheckpoint(forward.Checkpoint("a"))
+	want, _ := score(t, exact, in, onA)
+	a, err := exact.Checkpoints().Adapter("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rank := wrap(t, trainerrank.Opaque(m.Model))
+	if err := rank.CreateCheckpoint(t.Context(), "a", slots.Config{Rank: 3, Alpha: 6, TargetPattern: slots.AllLinear}); err != nil {
+		t.Fatal(err)
+	}
+	copied, err := rank.Checkpoints().Adapter("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(copied.Params.F32(), a.Params.F32())
+	defer rank.Close()
+	var basis []trainerrank.Basis
+	for range 2 {
+		got, tel := score(t, rank, in, onA)
+		for i := range want {
+			if d := golden.Diff(want[i], got[i]); d != "" {
+				t.Errorf("input %d: %s", i, d)
+			}
+		}
+		basis = append(basis, tel.Basis)
+	}
+	_, tel := score(t, rank, in)
+	if basis = append(basis, tel.Basis); !slices.Equal(basis, []trainerrank.Basis{trainerrank.Cold, trainerrank.Learned, trainerrank.Cold}) {
+		t.Errorf("twice on the checkpoint, once on the base model: priced %v", basis)
+	}
+}
+
 // What cannot rehearse is not trained yet: a typed error, before anything is planned.
 func TestLearnedCallsKeepNoGraph(t *testing.T) {
 	m := script(t, perToken(1000))
 	in := apart(1, 3)
 	in[0].Grad = forward.WithGrad
-	var e *trainerrank.RuntimeSupportError
-	if _, err := wrap(t, m).DPRankForward(t.Context(), forward.Many(in...)); !errors.As(err, &e) || m.forwards != 0 {
-		t.Errorf("%v", err)
+	real, _ := trained(t, "qwen2-tiny", golden.Options{})
+	rank := wrap(t, trainerrank.Opaque(real.Model))
+	if err := rank.CreateCheckpoint(t.Context(), "a", slots.Config{Rank: 3, Alpha: 6, TargetPattern: slots.AllLinear}); err != nil {
+		t.Fatal(err)
+	}
+	defer rank.Close()
+	for name, c := range map[string]struct {
+		rank *trainerrank.TrainerRank
+		in   forward.Input
+	}{
+		"a model without adapters": {wrap(t, m), in[0]},
+		"one with":                 {rank, forward.Input{Tokens: tokens(3), Targets: labels(3), Grad: forward.WithGrad, Checkpoint: forward.Checkpoint("a")}},
+	} {
+		var e *trainerrank.RuntimeSupportError
+		if _, err := c.rank.DPRankForward(t.Context(), forward.One(c.in)); !errors.As(err, &e) || !strings.Contains(err.Error(), "rehearse") || m.forwards != 0 {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

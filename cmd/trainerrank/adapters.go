@@ -40,10 +40,8 @@ func (o *options) checkAdapters(verb string, given func(name string) bool) error
 	if o.checkpoint != "" && !slices.ContainsFunc(o.adapters, func(a named) bool { return a.name == o.checkpoint }) {
 		return &usageError{fmt.Sprintf("%s: --checkpoint %q: no adapter of that name is given", verb, o.checkpoint), o.whichAdapters()}
 	}
-	for _, flag := range []string{"adapter", "grad"} {
-		if given(flag) && o.pricing == learnedPricing {
-			return &usageError{fmt.Sprintf("%s: --pricing learned and --%s", verb, flag), "calls with adapters or gradients are rehearsed: leave --pricing out"}
-		}
+	if given("grad") && o.pricing == learnedPricing {
+		return &usageError{verb + ": --pricing learned and --grad", "calls with gradients are rehearsed: leave --pricing out"}
 	}
 	for _, flag := range []string{"rank", "retention"} {
 		if given(flag) && !o.grad {
