@@ -12,7 +12,8 @@ import (
 type Lease struct {
 	set      *Set
 	slot     *slot
-	revision int64
+	revision int64 // of the slot
+	base     int64 // and of the base model, on which the pass ran too
 	released atomic.Bool
 }
 
@@ -28,7 +29,7 @@ func (s *Set) Acquire(name string) (*Lease, error) {
 		return nil, &SlotStateError{name, "it is being replaced"}
 	}
 	sl.live++
-	return &Lease{set: s, slot: sl, revision: sl.revision}, nil
+	return &Lease{set: s, slot: sl, revision: sl.revision, base: s.bases.revision}, nil
 }
 
 // Release ends the lease. Releasing again, or a nil lease, does nothing.
@@ -47,11 +48,11 @@ func (l *Lease) Name() string { return l.slot.name }
 // Adapter is what the pass ran with; nil for the base model.
 func (l *Lease) Adapter() *forward.Adapter { return l.slot.adapter }
 
-// Stale says that the slot was stepped since the lease was taken, so that a backward would mix two sets of weights, or that the set was closed.
+// Stale says that the slot, or the base model beneath it, was stepped since the lease was taken, so that a backward would mix two sets of weights, or that the set was closed.
 func (l *Lease) Stale() bool {
 	l.set.mu.Lock()
 	defer l.set.mu.Unlock()
-	return l.slot.gone || l.slot.revision != l.revision
+	return l.slot.gone || l.slot.revision != l.revision || l.set.bases.revision != l.base
 }
 
 // idle says why a slot cannot be replaced or unloaded now. The caller holds mu.

@@ -256,11 +256,15 @@ func (s *Set) chosen(ctx context.Context, o *StepOptions) ([]string, error) {
 	}
 	s.mu.Lock()
 	list := slices.Collect(maps.Values(s.slots))
+	live := s.bases.live > 0 // every graph is one of the base model too
+	for _, sl := range list {
+		live = live || sl.live > 0
+	}
 	if s.bases.trained {
 		list = append(list, &s.bases)
 	}
 	for _, sl := range list {
-		mine.Slots = append(mine.Slots, slotVote{Name: sl.name, Trained: sl.trained, Snapshot: sl.snapshot, Pending: sl.pending, Live: sl.live > 0})
+		mine.Slots = append(mine.Slots, slotVote{Name: sl.name, Trained: sl.trained, Snapshot: sl.snapshot, Pending: sl.pending, Live: sl.live > 0 || sl == &s.bases && live})
 	}
 	s.mu.Unlock()
 	for i, sl := range list {

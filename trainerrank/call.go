@@ -36,6 +36,11 @@ func (t *TrainerRank) newCall(in forward.Inputs, opts []CallOption) (*call, erro
 	for _, o := range opts {
 		o(c)
 	}
+	for i, r := range c.retentions {
+		if r != Stored && r != Layer && r != Replay || slices.Contains(c.retentions[:i], r) {
+			return c, fmt.Errorf("forward: retention %q is not one of stored, layer, replay, or is there twice", r)
+		}
+	}
 	spec := t.model.Spec()
 	err := in.Walk(func(in *forward.Input, path func() string) error {
 		err := check(in, spec)

@@ -237,7 +237,7 @@ func (r *Result) backward(ctx context.Context, number int, grads []forward.Outpu
 			return &GraphError{g.subforward, g.over}
 		}
 		if g.lease.Stale() {
-			return &GraphError{g.subforward, fmt.Sprintf("checkpoint %q was stepped or closed since the forward", g.lease.Name())}
+			return &GraphError{g.subforward, fmt.Sprintf("checkpoint %q, or the base model, was stepped or closed since the forward", g.lease.Name())}
 		}
 		list = append(list, g)
 	}

@@ -507,3 +507,50 @@ func TestAbandonedInParts(t *testing.T) {
 	}
 	unchanged(t, m.Host, before)
 }
+
+// A step of the base model makes every graph stale, those of adapters included: they ran on it too.
+func TestStepOfTheBaseBeneathAGraph(t *testing.T) {
+	_, rank := trained(t, "qwen2-tiny", golden.Options{Base: true})
+	if err := rank.TrainBase(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	in := forward.One(forward.Input{Tokens: []int32{1, 2, 3}, Targets: []int32{2, 3, 4}})
+	one := []forward.OutputGrad{{TargetLogprobs: []float32{1, 1, 1}}}
+	onA, err := rank.DPRankForward(t.Context(), in, onA()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer onA.Release()
+	base, err := rank.DPRankForward(t.Context(), in, withGrad)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer base.Release()
+	if err := base.Backward(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
+	o := slots.StepOptions{Params: slots.Adam(1e-2), OnLiveGraphs: slots.Error}
+	var state *trainerrank.SlotStateError
+	if _, err := rank.OptimStep(t.Context(), o); !errors.As(err, &state) || state.Slot != "" {
+		t.Errorf("a step of the base model beneath a live graph: %v", err)
+	}
+	o.OnLiveGraphs = slots.Allow
+	if _, err := rank.OptimStep(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	var graph *trainerrank.GraphError
+	if err := onA.Backward(t.Context(), one); !errors.As(err, &graph) {
+		t.Errorf("a backward over two sets of weights: %v", err)
+	}
+}
+
+func TestUnknownRetentions(t *testing.T) {
+	_, rank := trained(t, "qwen2-tiny", golden.Options{})
+	in := forward.One(forward.Input{Tokens: []int32{1, 2, 3}, Targets: []int32{2, 3, 4}})
+	for _, list := range [][]trainerrank.Retention{{"all"}, {""}, {trainerrank.Layer, trainerrank.Layer}, {trainerrank.Replay, "stored "}} {
+		if res, err := rank.DPRankForward(t.Context(), in, onA(trainerrank.WithRetentions(list...))...); err == nil {
+			res.Release()
+			t.Errorf("%q: no error", list)
+		}
+	}
+}

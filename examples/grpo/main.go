@@ -44,6 +44,10 @@ type options struct {
 func main() {
 	if err := run(context.Background(), os.Args[1:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "grpo:", err)
+		var advice interface{ Hint() string }
+		if errors.As(err, &advice) && advice.Hint() != "" {
+			fmt.Fprintln(os.Stderr, "hint:", advice.Hint())
+		}
 		os.Exit(1)
 	}
 }
@@ -67,6 +71,9 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 	}
 	if o.steps < 0 || o.questions < 1 || o.group < 2 || o.eval < 1 || *seeds < 1 || fs.NArg() > 0 {
 		return errors.New("steps, questions, a group of at least 2, test questions and seeds must be positive, and nothing follows the flags")
+	}
+	if !(*mib > 0 && *mib < 1<<30) {
+		return fmt.Errorf("a budget of %g MiB", *mib)
 	}
 	o.budget = int64(*mib * (1 << 20))
 	var before, after float64
