@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/trainerrank/engine/forward/prefixtree"
 	"github.com/trainerrank/engine/internal/failpoint"
 )
 
@@ -25,12 +26,13 @@ const (
 const armFlag = "--arm"
 
 // armLimit is how long an arm may take: many times what the longest needs, so that one that hangs is a failed gate.
-const armLimit = 30 * time.Minute
+const armLimit = 2 * time.Hour
 
 // The variables of the test hooks, see trainerrank.
 const (
-	hooksVariable = "ART_TRAINER_RANK_TEST_HOOKS"
-	limitVariable = "ART_TRAINER_RANK_TEST_MEMORY_LIMIT_BYTES"
+	hooksVariable  = "ART_TRAINER_RANK_TEST_HOOKS"
+	limitVariable  = "ART_TRAINER_RANK_TEST_MEMORY_LIMIT_BYTES"
+	anchorVariable = "ART_TRAINER_RANK_TEST_ANCHOR"
 )
 
 // arm is one part of a phase.
@@ -51,6 +53,8 @@ type Result struct {
 	Error   string   `json:"error,omitempty"`
 	Trace   Trace    `json:"trace"`
 	Seconds float64  `json:"seconds"`
+	// Tables are the cost tables that were fitted.
+	Tables []prefixtree.Table `json:"tables,omitempty"`
 }
 
 // phases lists the phases of some arms, in the order in which they are run.
@@ -65,7 +69,7 @@ func phases(arms []arm) []string {
 }
 
 func (a *arm) selected(c *config) bool {
-	return (c.Phase == "all" || c.Phase == a.phase) && (a.pressure == "" || c.Pressure == "both" || c.Pressure == a.pressure)
+	return (c.Phase == "all" && a.phase != phaseCalibrate || c.Phase == a.phase) && (a.pressure == "" || c.Pressure == "both" || c.Pressure == a.pressure)
 }
 
 // startArm runs an arm in a process of its own. Whatever goes wrong with that is in the result.
@@ -85,7 +89,7 @@ func startArm(ctx context.Context, a *arm, c *config, stderr io.Writer) *Result 
 	cmd := exec.CommandContext(ctx, self, armFlag, a.name, string(given))
 	cmd.Stdout, cmd.Stderr = &out, stderr
 	// The hooks are on in the arms that need them, and off in the others whatever the caller's environment says; so are fail-points.
-	cmd.Env = append(os.Environ(), hooksVariable+"=", limitVariable+"=", failpoint.Variable+"="+armedPoints[a.name])
+	cmd.Env = append(os.Environ(), hooksVariable+"=", limitVariable+"=", anchorVariable+"=", failpoint.Variable+"="+armedPoints[a.name])
 	if a.pressure == pressureCap {
 		cmd.Env = append(cmd.Env, hooksVariable+"=1")
 	}
@@ -127,7 +131,7 @@ func runHere(ctx context.Context, a *arm, c *config) *Result {
 	start := time.Now()
 	b := newBench(ctx, c)
 	err := a.run(b)
-	r := &Result{Arm: a.name, Gates: b.gates, Notes: b.notes, Trace: b.trace}
+	r := &Result{Arm: a.name, Gates: b.gates, Notes: b.notes, Trace: b.trace, Tables: b.tables}
 	if err = errors.Join(err, b.close()); err != nil {
 		r.Error = err.Error()
 	}

@@ -33,6 +33,7 @@ func init() { // a table of functions that look into the table
 		{armFirst, "faults", "", "a process in which the first of everything fails", firstGates, firstOfAll},
 		{"pressure-soak", "pressure-soak", "", "random calls in random budgets: admitted if and only if they fit", soakGates, soak},
 		{"load", "load", "", "budgets from too small to ample, by every copier: same bytes, inside the budget", loadGates, loading},
+		{phaseCalibrate, phaseCalibrate, "", "layouts timed: a cost table that orders those of other calls (only if asked for; --model may name several)", calibrateGates, calibrate},
 	}
 	learnedArms = []arm{
 		{"learned split-conversion cap unlimited", "split-conversion", pressureCap, "with room: whole, first by a cold price, then within a learned one", learnedWholeGates, learnedUnlimited},

@@ -10,6 +10,7 @@ import (
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
 	"github.com/trainerrank/engine/forward/kernel"
+	"github.com/trainerrank/engine/forward/prefixtree"
 	"github.com/trainerrank/engine/forward/transformer"
 	"github.com/trainerrank/engine/internal/builtin"
 	"github.com/trainerrank/engine/trainerrank"
@@ -22,6 +23,7 @@ type bench struct {
 	gates   []Gate
 	notes   []string
 	trace   Trace
+	tables  []prefixtree.Table
 	closers []func() error
 }
 

@@ -2,6 +2,7 @@
 //
 //	go run ./acceptance [--phase all] [--pressure both] [--model DIR|builtin:NAME] [--requests N] [--tokens N] [--capacity BYTES]
 //	                    [--threads N] [--short] [--json] [--report out.html] [--pricing exact|learned]
+//	go run ./acceptance --phase cost-calibrate [--model DIR,DIR,...] [--table FILE] [--json]
 //	go run -tags failpoints ./acceptance --phase faults
 //
 // Fail-points are places in the engine that a build tag makes fail; without it their arms are not in the command, which it says where it runs the others of
@@ -13,7 +14,9 @@
 //
 // With --pricing learned the model's ability to rehearse is hidden, and the arms are those that depend on it.
 //
-// What needs another device, and cost-calibrate, are not built. They are listed by --help, and asking for one is a usage error: none passes as a gate.
+// The phase cost-calibrate, whose gates are times, runs only if it is asked for.
+//
+// What needs another device is not built. It is listed by --help, and asking for it is a usage error: none passes as a gate.
 package main
 
 import (
@@ -31,6 +34,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/trainerrank/engine/forward/prefixtree"
 	"github.com/trainerrank/engine/internal/builtin"
 	"github.com/trainerrank/engine/internal/failpoint"
 )
@@ -53,6 +57,7 @@ type config struct {
 	Capacity int64  `json:"capacity"`
 	Threads  int    `json:"threads"`
 	Short    bool   `json:"short"`
+	Table    string `json:"table,omitempty"` // of cost-calibrate
 }
 
 // The pricings.
@@ -71,7 +76,7 @@ func (c *config) arms() []arm {
 
 const notBuilt = `
 not built:
-  cost-calibrate; --device cuda:N
+  --device cuda:N
 `
 
 func main() {
@@ -103,6 +108,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	})
 	fs.IntVar(&c.Threads, "threads", 0, "worker threads (default: one per usable CPU)")
 	fs.BoolVar(&c.Short, "short", false, "fewer random calls and faults")
+	fs.StringVar(&c.Table, "table", "", "of cost-calibrate: a file with a list of cost tables, of which the first is judged; none is fitted")
 	fs.BoolVar(&asJSON, "json", false, "print the gates as JSON")
 	fs.StringVar(&report, "report", "", "file for one self-contained page with pictures")
 	fs.StringVar(&dev, "device", "host", "device: host")
@@ -143,6 +149,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return usage("--pressure %q is not known: cap, ballast, both", c.Pressure)
 	case c.Requests < 2 || c.Requests > 1<<16 || c.Tokens < 8 || c.Tokens > 1<<24:
 		return usage("--requests %d of --tokens %d each: at least 2 of 8", c.Requests, c.Tokens)
+	case c.Table != "" && c.Phase != phaseCalibrate:
+		return usage("--table is for --phase %s", phaseCalibrate)
 	case c.Capacity < 0 || c.Threads < 0 || c.Threads > 1024:
 		return usage("--capacity %d, --threads %d: neither may be negative", c.Capacity, c.Threads)
 	}
@@ -171,7 +179,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			Holds  bool      `json:"holds"`
 			Gates  []Verdict `json:"gates"`
 			Notes  []string  `json:"notes"`
-		}{c, exitCode(verdicts) == exitHolds, verdicts, notesOf(results)})
+			// Tables are the cost tables that were fitted, for trainerrank.WithCostTables.
+			Tables []prefixtree.Table `json:"tables,omitempty"`
+		}{c, exitCode(verdicts) == exitHolds, verdicts, notesOf(results), tablesOf(results)})
 	} else {
 		err = printTable(stdout, verdicts)
 		for _, n := range notesOf(results) {
@@ -186,6 +196,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitFailed
 	}
 	return exitCode(verdicts)
+}
+
+// tablesOf are the tables of all arms.
+func tablesOf(results []*Result) []prefixtree.Table {
+	var list []prefixtree.Table
+	for _, r := range results {
+		list = append(list, r.Tables...)
+	}
+	return list
 }
 
 // notesOf are the remarks of all arms.

@@ -50,12 +50,6 @@ type Admission struct {
 	asked *question // what it answers
 }
 
-// hostTable stands for a table that was fitted on the host. There a layer's time is that of packed rows and attended pairs: rows run through it in blocks
-// that take no notice of where spans begin. With nothing else to pay for, sharing everything is optimal, whatever the two numbers are.
-var hostTable = prefixtree.Table{
-	Name: "host-rows", Domain: prefixtree.Domain{Device: "host"}, Coefficients: prefixtree.Coefficients{Token: 1000, Pair: 1},
-}
-
 // question is what the planner is told of a call. The answer is a function of it, and of nothing else: no token, no clock, no state of a device or a model. That
 // is why a [Record] of it can be answered again elsewhere; its JSON form is part of that of a record.
 type question struct {

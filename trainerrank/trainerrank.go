@@ -55,9 +55,12 @@ type TrainerRank struct {
 
 // New wraps a model. The device is that of the model's weights unless [WithDevice] names one.
 func New(m forward.Model, opts ...Option) (*TrainerRank, error) {
-	t := &TrainerRank{model: m, limit: math.MaxInt64, turn: make(chan struct{}, 1), world: collective.Solo{}, peers: collective.Solo{}, widths: map[string]int{}, tables: []prefixtree.Table{hostTable}, known: &profile.Profile{}}
+	t := &TrainerRank{model: m, limit: math.MaxInt64, turn: make(chan struct{}, 1), world: collective.Solo{}, peers: collective.Solo{}, widths: map[string]int{}, tables: Tables(), known: &profile.Profile{}}
 	for _, o := range opts {
 		o(t)
+	}
+	for i := range t.tables { // they travel with records, where nobody asks for it
+		t.tables[i].Certificate = nil
 	}
 	t.exact, _ = m.(forward.Rehearser)
 	if placed, ok := m.(interface{ Device() device.Device }); ok && t.dev == nil {

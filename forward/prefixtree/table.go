@@ -139,6 +139,25 @@ type Table struct {
 	Name         string       `json:"name"`
 	Domain       Domain       `json:"domain"`
 	Coefficients Coefficients `json:"coefficients"`
+	// Certificate is how the table did on layouts that it was not fitted to. No cost depends on it.
+	Certificate []Evidence `json:"certificate,omitempty"`
+}
+
+// Evidence is how well a cost orders layouts of calls by their time, on one model in one place. Of each of some calls several layouts were timed.
+type Evidence struct {
+	Kernel  string `json:"kernel"` // how the device computed
+	Threads int    `json:"threads"`
+	Hidden  int    `json:"hidden"`
+	Layers  int    `json:"layers"`
+	// Cells is the number of calls, Pairs that of the pairs of layouts of the same call whose times were at least 3 % apart, Ordered that of those in which
+	// the cheaper layout was the faster one.
+	Cells   int `json:"cells"`
+	Pairs   int `json:"pairs"`
+	Ordered int `json:"ordered"`
+	// How much longer the cheapest layout of a call took than the fastest one, in 1/100 %.
+	MedianRegret int `json:"median_regret"`
+	P95Regret    int `json:"p95_regret"`
+	MaxRegret    int `json:"max_regret"`
 }
 
 // Cost is the table's cost of a model with these layers, wherever that runs; see [CostFor].
