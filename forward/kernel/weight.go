@@ -102,20 +102,6 @@ func (h *Host) panel(w *Weight, p, k0, n int, buf []float32) []float32 {
 	return buf
 }
 
-// at is the float32 value (row, col) of w.
-func (w *Weight) at(row, col int) float32 {
-	i := (row/Width*w.In+col)*Width + row%Width
-	switch w.DType {
-	case BF16:
-		var v [1]float32
-		widenBF16Generic(v[:], w.Mem.U16()[i:i+1])
-		return v[0]
-	case F16:
-		return widenF16(w.Mem.U16()[i])
-	}
-	return w.Mem.F32()[i]
-}
-
 // Row copies row r of w to dst, which has In elements, as float32.
 func (w *Weight) Row(dst []float32, r int) {
 	first := r/Width*Width*w.In + r%Width

@@ -180,3 +180,17 @@ func TestWidenIsWhatIsStored(t *testing.T) {
 		})
 	})
 }
+
+// at is the float32 value (row, col) of w.
+func (w *Weight) at(row, col int) float32 {
+	i := (row/Width*w.In+col)*Width + row%Width
+	switch w.DType {
+	case BF16:
+		var v [1]float32
+		widenBF16Generic(v[:], w.Mem.U16()[i:i+1])
+		return v[0]
+	case F16:
+		return widenF16(w.Mem.U16()[i])
+	}
+	return w.Mem.F32()[i]
+}
