@@ -2,6 +2,10 @@ package main
 
 import (
 	"fmt"
+	"math"
+	"slices"
+
+	"gorgonia.org/tensor"
 
 	"github.com/trainerrank/engine/device"
 	"github.com/trainerrank/engine/forward"
@@ -17,10 +21,14 @@ const (
 	gateGradOrders  = "farthest gradients in another order and nesting, billionths of their norm"
 	gateGradBits    = "calls with answers of other bits than the first"
 	gateNonZero     = "unsplit gradients that are not zero"
+	gateSlope       = "farthest gradients from how the outputs change, millionths"
 	gateLayouts     = "calls that were laid out otherwise"
 )
 
-var gradientGates = []string{gateGradKept, gateGradThreads, gateGradSplits, gateGradLayouts, gateGradOrders, gateGradBits, gateNonZero, gateCalls, gateSplit, gateLayouts, gateFailed, gateGraphsLeft, gateCounters}
+var gradientGates = []string{gateGradKept, gateGradThreads, gateGradSplits, gateGradLayouts, gateGradOrders, gateSlope, gateGradBits, gateNonZero, gateCalls, gateSplit, gateLayouts, gateFailed, gateGraphsLeft, gateCounters}
+
+// steepest is how far, in millionths, the norm of a gradient may lie from the slope of the outputs along it, which is taken over a short way and from float32 values.
+const steepest = 5000
 
 // layouts are tables of costs by which calls are laid out otherwise than by the engine's own: it would share every prefix, since only tokens cost something.
 var layouts = []prefixtree.Table{
@@ -38,7 +46,7 @@ func invariantGradients(b *bench) error {
 	}
 	var kept, threads, bits, failed, leases, changed tally
 	var calls, split, other, norm int64
-	var far struct{ splits, layouts, orders int64 }
+	var far struct{ splits, layouts, orders, slope int64 }
 	type firsts struct {
 		whole []float32
 		parts [][]int // of a split that was made on the first number of threads
@@ -111,6 +119,11 @@ func invariantGradients(b *bench) error {
 			}
 			if turn == 0 {
 				first[s].whole = whole.gradient
+				off, err := l.slope(rank, j, whole.gradient)
+				if err != nil {
+					return err
+				}
+				far.slope = max(far.slope, off)
 			} else {
 				compare(&threads, at, first[s].whole, whole.gradient)
 			}
@@ -188,6 +201,7 @@ func invariantGradients(b *bench) error {
 		}
 	}
 	b.gate(kept.none(gateGradKept), threads.none(gateGradThreads), bits.none(gateGradBits), failed.none(gateFailed), leases.none(gateGraphsLeft), changed.none(gateCounters))
+	b.atMost(gateSlope, steepest, far.slope)
 	b.atMost(gateGradSplits, farthest, far.splits)
 	b.atMost(gateGradLayouts, farthest, far.layouts)
 	b.atMost(gateGradOrders, farthest, far.orders)
@@ -196,6 +210,65 @@ func invariantGradients(b *bench) error {
 	b.atLeast(gateSplit, int64(sets), split)
 	b.atLeast(gateLayouts, int64(sets), other)
 	return nil
+}
+
+// slope says how far the gradient's norm lies from what moving the policy along it does to the sum of outputs and cotangents, in millionths. All else here compares gradients with gradients.
+func (l *lab) slope(rank *trainerrank.TrainerRank, j job, gradient []float32) (int64, error) {
+	a, err := rank.Checkpoints().Adapter(policy)
+	if err != nil {
+		return 0, err
+	}
+	params := a.Params.F32()
+	start := slices.Clone(params)
+	defer copy(params, start)
+	norm := 0.0
+	for _, g := range gradient {
+		norm += float64(g) * float64(g)
+	}
+	norm = math.Sqrt(norm)
+	const way = 1.0 / 1024
+	at := func(way float64) (sum float64, err error) {
+		for i := range params {
+			params[i] = float32(float64(start[i]) + way*float64(gradient[i])/norm)
+		}
+		o := l.callAnd(l, "", rank, forward.Many(j.list...), func(res *trainerrank.Result, _ *outcome) { sum = weighed(res.Outputs.Flat(), j.grads) },
+			trainerrank.WithCheckpoint(forward.Checkpoint(policy)))
+		return sum, o.err
+	}
+	up, err := at(way)
+	if err != nil {
+		return 0, err
+	}
+	down, err := at(-way)
+	if err != nil {
+		return 0, err
+	}
+	if off := math.Abs((up-down)/(2*way)/norm-1) * 1e6; off < 1e18 {
+		return int64(math.Ceil(off)), nil
+	}
+	return math.MaxInt64, nil // NaN too
+}
+
+// weighed is the sum of all outputs, each times its cotangent.
+func weighed(outputs []*forward.Output, grads []forward.OutputGrad) (sum float64) {
+	add := func(t *tensor.Dense, c []float32) {
+		if len(c) == 0 {
+			return
+		}
+		values, ok := t.Data().([]float32)
+		if !ok {
+			values = []float32{t.Data().(float32)}
+		}
+		for i, v := range values {
+			sum += float64(v) * float64(c[i])
+		}
+	}
+	for i, o := range outputs {
+		add(o.TargetLogprobs, grads[i].TargetLogprobs)
+		add(o.Logits, grads[i].Logits)
+		add(o.HiddenStates, grads[i].HiddenStates)
+	}
+	return sum
 }
 
 // unmoved puts answers of inputs that were given in another order into that of the inputs.
