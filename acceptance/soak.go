@@ -26,14 +26,14 @@ const (
 	gatePrefixes    = "refusals whose largest prefix does not fit, or is not the largest"
 	gateKept        = "results that keep other bytes than their outputs, and their graphs"
 	gateSoakTrained = "backwards"
-	gateSoakLess    = "of these after a split, or with less kept"
+	gateSoakFewer   = "of these after a split, or with less kept"
 	gateSoakFar     = "farthest gradients from those with unlimited memory, billionths of their norm"
 	gateSteps       = "steps of the optimizer"
 	gateStepped     = "steps that were not made, or after which the same call runs otherwise"
 )
 
 var soakGates = []string{gateSoakCalls, gateVerdicts, gateAgreement, gateOutOfMemory, gateOver, gatePromise, gateSoakBits, gateSoakAdmit, gateSoakSplit, gateSoakRefuse, gateRefusals, gatePrefixes, gateKept,
-	gateSoakTrained, gateSoakLess, gateSoakFar, gateSteps, gateStepped, gateGraphsLeft, gateCounters}
+	gateSoakTrained, gateSoakFewer, gateSoakFar, gateSteps, gateStepped, gateGraphsLeft, gateCounters}
 
 // soakCall is one call of the soak: random requests, every third time of a call that trains.
 type soakCall struct {
@@ -202,7 +202,7 @@ func soak(b *bench) error {
 	b.atLeast(gateSoakSplit, int64(calls/10), split)
 	b.atLeast(gateSoakRefuse, int64(calls/10), refused)
 	b.atLeast(gateSoakTrained, int64(calls/9), trained)
-	b.atLeast(gateSoakLess, int64(calls/18), less)
+	b.atLeast(gateSoakFewer, int64(calls/18), less)
 	b.atLeast(gateSteps, int64(calls/36), steps)
 	return nil
 }
